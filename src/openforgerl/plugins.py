@@ -1,0 +1,62 @@
+"""One registry for every plugin point: built-in map, then entry points, then `module:Attribute`.
+
+This is the only lazy import in the house: naming a plugin must not cost its dependencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from openforgerl.errors import ConfigError
+
+GROUP = "openforgerl.plugins"
+"""Entry-point group; a name in it is `<point>.<plugin>`, e.g. `harness.mine`."""
+
+BUILT_IN: dict[str, dict[str, str]] = {
+    "engine": {
+        "scripted": "openforgerl.engines.scripted:ScriptedEngine",
+        "torch": "openforgerl.engines.torch_engine:TorchEngine",
+    },
+    "sandbox": {
+        "process": "openforgerl.sandboxes.process:ProcessSandboxes",
+        "fake": "openforgerl.testing.fake_sandbox:FakeSandboxes",
+    },
+    "harness": {
+        "pi": "openforgerl.harnesses.pi:PiHarness",
+        "react": "openforgerl.harnesses.react:ReactHarness",
+        "command": "openforgerl.harnesses.command:CommandHarness",
+    },
+    "verifier": {"script": "openforgerl.verifiers.script:ScriptVerifier"},
+}
+
+
+def names(point: str) -> list[str]:
+    """Every known plugin of a point, built-in and installed."""
+    return sorted({*BUILT_IN.get(point, {}), *_installed(point)})
+
+
+def load(point: str, name: str) -> Any:
+    """The class or function called `name` at plugin point `point`, or given as `module:Attribute`."""
+    target = BUILT_IN.get(point, {}).get(name) or _installed(point).get(name) or (name if ":" in name else None)
+    if target is None:
+        raise ConfigError(f"unknown {point} {name!r}; known: {', '.join(names(point))}, or give module:Attribute")
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{point} {name!r} needs {error.name or module_name}, which is not installed: {error}"
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        raise ConfigError(f"{point} {name!r}: module {module_name} has no {attribute!r}") from error
+
+
+def _installed(point: str) -> dict[str, str]:
+    found: Iterable[Any] = entry_points(group=GROUP)
+    prefix = point + "."
+    return {entry.name[len(prefix) :]: entry.value for entry in found if entry.name.startswith(prefix)}
