@@ -69,7 +69,10 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution of a rollout. Finished = its outcome row is committed; the last attempt's outcome is the rollout's."""
+    """One execution of a rollout. Finished = its outcome row is committed.
+
+    The outcome of a rollout is that of its last attempt.
+    """
 
     attempt_id: str
     """`<rollout_id>-a<number>`; also the session id and the sandbox's name."""
