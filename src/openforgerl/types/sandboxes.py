@@ -37,6 +37,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[Layer, ...] = ()
     files: dict[str, str] = {}
     """Absolute path inside → host file or directory copied in at creation (task environment)."""
+    scratch: tuple[str, ...] = ()
+    """Further absolute directories that get a writable, size-limited tmpfs (a verifier's /logs and /tests)."""
     env: dict[str, str] = {}
     limits: SandboxLimits = SandboxLimits()
     endpoint: tuple[str, int] | None = None
