@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+cp rain.md hat.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+rm bowl.log coat.log

@@ -1,0 +1,5 @@
+#!/bin/bash
+set -eu
+cd /workspace
+grep -l lion *
+printf '%s' bus.txt > barn.log

@@ -1,0 +1,5 @@
+#!/bin/bash
+set -eu
+cd /workspace
+grep -l desk *
+printf '%s' ship.txt > kite.md

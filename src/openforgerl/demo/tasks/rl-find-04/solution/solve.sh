@@ -1,0 +1,5 @@
+#!/bin/bash
+set -eu
+cd /workspace
+grep -l pond *
+printf '%s' road.csv > ring.cfg

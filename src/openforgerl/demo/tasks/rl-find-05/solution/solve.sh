@@ -1,0 +1,5 @@
+#!/bin/bash
+set -eu
+cd /workspace
+grep -l camp *
+printf '%s' crab.cfg > lion.dat

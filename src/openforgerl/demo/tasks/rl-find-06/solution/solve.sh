@@ -1,0 +1,5 @@
+#!/bin/bash
+set -eu
+cd /workspace
+grep -l road *
+printf '%s' river.md > book.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+sort rain.md > rose.cfg

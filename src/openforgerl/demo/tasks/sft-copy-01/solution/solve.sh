@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+cp bed.log pen.cfg

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+rm queen.cfg bike.cfg

@@ -1,0 +1,5 @@
+#!/bin/bash
+set -eu
+cd /workspace
+grep -l boot *
+printf '%s' band.csv > hat.cfg

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+printf '%s' gold > road.dat
