@@ -138,6 +138,10 @@ class Renderer(Protocol):
         """Text of ids, added tokens included; for people and for matching."""
         ...
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of text in which added tokens are structure: the inverse of `decode` (scripted `raw` answers)."""
+        ...
+
 
 class Sessions(Protocol):
     """Sessions of the proxy: in process and over HTTP, the same contract."""
@@ -248,3 +252,19 @@ class GroupSource(Protocol):
     def collect(
         self, tasks: Sequence[Task], *, group_size: int, weights_version: int, step: int
     ) -> AsyncIterator[Sequence[tuple[Rollout, Attempt, Sequence[Sample]]]]: ...
+
+
+class Progress(Protocol):
+    """Tells a person what happens and how long it still takes. A stage is named as the person reads it."""
+
+    def start(self, stage: str, total: int, *, done: int = 0) -> None:
+        """A stage of `total` units begins (or goes on after a restart with `done` of them finished)."""
+        ...
+
+    def advance(self, stage: str, amount: int = 1, *, note: str | None = None) -> None: ...
+
+    def finish(self, stage: str, *, note: str = "") -> None: ...
+
+    def say(self, line: str) -> None:
+        """One line that stays."""
+        ...

@@ -1,0 +1,41 @@
+# `make demo` and `make test` do all their own set-up. VENV and OPENFORGERL_CACHE may be overridden.
+VENV ?= .venv
+export OPENFORGERL_CACHE ?= $(CURDIR)/.cache
+# Passive waiting: two OpenMP threads that spin cost several times the work they do on a small machine.
+export OMP_WAIT_POLICY := PASSIVE
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+PINS := -c constraints.txt
+
+.PHONY: demo test check clean
+demo: $(VENV)/.demo-ready
+	$(VENV)/bin/openforgerl demo $(ARGS)
+
+test: $(VENV)/.test-ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+$(VENV)/bin/python:
+	@python=$$(./scripts/find_python.sh) && echo "Making $(VENV) with $$python" && "$$python" -m venv $(VENV)
+
+# torch first and pinned: asked for as a dependency, pip would take a CUDA build of several GB.
+$(VENV)/.torch-ready: $(VENV)/bin/python constraints.txt
+	@echo "Installing torch (CPU, about 0.9 GB on disk)"
+	@$(PIP) install torch==2.13.0
+	@touch $@
+
+$(VENV)/.demo-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
+	@echo "Installing OpenForgeRL and what the demo needs"
+	@$(PIP) install $(PINS) -e ".[demo]"
+	@$(VENV)/bin/openforgerl harness install pi
+	@touch $@
+
+$(VENV)/.test-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
+	@echo "Installing OpenForgeRL and what its tests need"
+	@$(PIP) install $(PINS) -e ".[dev]"
+	@$(VENV)/bin/openforgerl harness install pi
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-* .cache runs

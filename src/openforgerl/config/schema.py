@@ -1,0 +1,35 @@
+"""The sections every verb that runs attempts shares. Rooms above this floor add their own by inheritance."""
+
+from __future__ import annotations
+
+import msgspec
+
+from openforgerl.engines.options import EngineOptions
+from openforgerl.harnesses.options import HarnessOptions
+from openforgerl.proxy.options import ProxyOptions
+from openforgerl.rollout import RolloutOptions
+from openforgerl.sandboxes.options import SandboxOptions
+
+
+class TasksOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tasks."""
+
+    path: str = ""
+    """A Harbor task directory, or a directory of them."""
+    split: str | None = None
+    """Keep only tasks whose `[metadata] split` is this."""
+    limit: int | None = None
+    """Keep only the first so many, in name order."""
+
+
+class RoomsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one attempt needs, section by section; each section's fields are documented at its class."""
+
+    seed: int = 0
+    """Of the whole run: plans, sampling, initialisation and shuffling derive from it."""
+    tasks: TasksOptions = TasksOptions()
+    engine: EngineOptions = EngineOptions()
+    proxy: ProxyOptions = ProxyOptions()
+    sandbox: SandboxOptions = SandboxOptions()
+    harness: HarnessOptions = HarnessOptions()
+    rollout: RolloutOptions = RolloutOptions()

@@ -1,0 +1,8 @@
+"""Run many attempts: queue, concurrency, refill, retry, reconcile, resume (DESIGN §4)."""
+
+from openforgerl.orchestrator.groups import OrchestratedGroups
+from openforgerl.orchestrator.options import RunOptions
+from openforgerl.orchestrator.planning import plan_rollouts
+from openforgerl.orchestrator.runs import GroupResult, Orchestrator, Recording
+
+__all__ = ["GroupResult", "OrchestratedGroups", "Orchestrator", "Recording", "RunOptions", "plan_rollouts"]

@@ -1,0 +1,177 @@
+"""The queue of one run. Every attempt that starts is committed once, whatever happens to the process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from openforgerl.orchestrator.options import RunOptions
+from openforgerl.rollout import AttemptWork, OnTimeout, Rooms, run_attempt
+from openforgerl.store import RunStore
+from openforgerl.trajectory import SamplePolicy, build, build_samples
+from openforgerl.types import (
+    Attempt,
+    Failure,
+    ModelCall,
+    Origin,
+    Rollout,
+    SampleSet,
+    Sampling,
+    Source,
+    Stage,
+    Task,
+    Verdict,
+)
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED = "interrupted"
+"""Failure kind of an attempt whose process died; does not count against the refill budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """How attempts become samples."""
+
+    source: Source
+    sampling: Sampling
+    policy: SamplePolicy = field(default_factory=SamplePolicy)
+
+
+@dataclass(slots=True)
+class GroupResult:
+    """A finished group: the last attempt of every rollout, in plan order."""
+
+    rollouts: Sequence[Rollout]
+    attempts: list[Attempt]
+    refills: int
+    """Failed attempts that were replaced."""
+
+    @property
+    def dropped(self) -> bool:
+        """True when the refill budget ran out: at least one rollout has no verdict."""
+        return any(not isinstance(attempt.outcome, Verdict) for attempt in self.attempts)
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Refills left to one group, shared by its rollouts."""
+
+    left: int
+    used: int = 0
+
+    def take(self) -> bool:
+        if self.left <= 0:
+            return False
+        self.left -= 1
+        self.used += 1
+        return True
+
+
+@dataclass(slots=True)
+class Orchestrator:
+    """Runs groups of rollouts with bounded concurrency; resumable by the store."""
+
+    rooms: Rooms
+    store: RunStore
+    tasks: Mapping[str, Task]
+    options: RunOptions
+    weights_version: Callable[[], int]
+    on_attempt: Callable[[Rollout, Attempt], None] = lambda rollout, attempt: None
+    _places: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._places = asyncio.Semaphore(self.options.concurrency)
+
+    async def reconcile(self, run_id: str) -> int:
+        """After a restart: destroy leftover sandboxes, and commit attempts whose process died as interrupted.
+
+        Returns how many attempts were found unfinished.
+        """
+        reaped = await self.rooms.sandboxes.reap(run_id)
+        unfinished = await self.store.unfinished()
+        for attempt in unfinished:
+            failure = Failure(
+                stage=Stage.RUN,
+                kind=INTERRUPTED,
+                origin=Origin.INFRASTRUCTURE,
+                message="the orchestrating process ended before this attempt did",
+                retryable=True,
+            )
+            await self.store.commit(msgspec.structs.replace(attempt, finished_at=time.time(), outcome=failure), None)
+        if reaped or unfinished:
+            log.info("resumed: %d unfinished attempts closed, %d sandboxes reaped", len(unfinished), reaped)
+        return len(unfinished)
+
+    async def run(self, groups: Sequence[Sequence[Rollout]], recording: Recording) -> AsyncIterator[GroupResult]:
+        """Run all groups; yields each as it completes. Closing the iterator cancels what is in flight."""
+        await self.store.plan([rollout for group in groups for rollout in group])
+        running = [asyncio.create_task(self._group(group, recording)) for group in groups]
+        try:
+            for done in asyncio.as_completed(running):
+                yield await done
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _group(self, group: Sequence[Rollout], recording: Recording) -> GroupResult:
+        limit = len(group) if self.options.refill_limit is None else self.options.refill_limit
+        budget = _Budget(limit)
+        async with asyncio.TaskGroup() as tasks:
+            members = [tasks.create_task(self._rollout(rollout, recording, budget)) for rollout in group]
+        return GroupResult(group, [member.result() for member in members], budget.used)
+
+    async def _rollout(self, rollout: Rollout, recording: Recording, budget: _Budget) -> Attempt:
+        """Attempts until a verdict, a failure that cannot be retried, or the end of the group's refills."""
+        earlier = sorted(await self.store.attempts(rollout.rollout_id), key=lambda attempt: attempt.number)
+        number = 0
+        for attempt in earlier:
+            number = attempt.number + 1
+            if not self._again(attempt, budget):
+                return attempt
+        while True:
+            async with self._places:
+                attempt = await self._attempt(rollout, number, recording)
+            self.on_attempt(rollout, attempt)
+            if not self._again(attempt, budget):
+                return attempt
+            number += 1
+
+    @staticmethod
+    def _again(attempt: Attempt, budget: _Budget) -> bool:
+        outcome = attempt.outcome
+        if not isinstance(outcome, Failure):
+            return False
+        if outcome.kind == INTERRUPTED:
+            return True
+        return outcome.retryable and budget.take()
+
+    async def _attempt(self, rollout: Rollout, number: int, recording: Recording) -> Attempt:
+        attempt = Attempt(
+            attempt_id=f"{rollout.rollout_id}-a{number}",
+            rollout_id=rollout.rollout_id,
+            number=number,
+            started_at=time.time(),
+            weights_version=self.weights_version(),
+        )
+        await self.store.begin_attempt(attempt)
+        sampling = msgspec.structs.replace(recording.sampling, seed=rollout.seed)
+        work = AttemptWork(attempt=attempt, rollout=rollout, task=self.tasks[rollout.task], sampling=sampling)
+        finished = await run_attempt(work, self.rooms)
+        await self.store.commit(finished, self._samples(finished, rollout, work.calls, recording))
+        return finished
+
+    def _samples(
+        self, attempt: Attempt, rollout: Rollout, calls: Sequence[ModelCall], recording: Recording
+    ) -> SampleSet | None:
+        """Samples of a graded attempt; of a failed one only when its partial calls are wanted."""
+        if not isinstance(attempt.outcome, Verdict) and self.rooms.options.on_timeout is not OnTimeout.PARTIAL:
+            return None
+        trajectory = build(attempt.attempt_id, calls)
+        return build_samples(trajectory, rollout=rollout, source=recording.source, policy=recording.policy)

@@ -1,0 +1,230 @@
+"""One attempt, from session to verdict. `execute` is the paragraph everyone should read."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from openforgerl.errors import StageError, boundary
+from openforgerl.protocols import Harness, Sandbox, Sandboxes, Sessions, Verifier
+from openforgerl.rollout.judging import OnTimeout, RolloutOptions, judge
+from openforgerl.trajectory import build
+from openforgerl.types import (
+    Attempt,
+    Exit,
+    GradedHow,
+    HarnessContext,
+    JsonValue,
+    Limits,
+    ModelCall,
+    OpenedSession,
+    Outcome,
+    Plan,
+    Rollout,
+    Sampling,
+    SandboxSpec,
+    Stage,
+    Task,
+    Verdict,
+)
+
+OUTPUT_TAIL = 4000
+"""Bytes of the harness's output kept in the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What an attempt is run with."""
+
+    sessions: Sessions
+    sandboxes: Sandboxes
+    harness: Harness
+    verifier: Verifier
+    spec: Callable[[Task], SandboxSpec]
+    """The task's sandbox, without the harness's layers."""
+    model: str
+    context_length: int
+    options: RolloutOptions
+
+
+@dataclass(slots=True)
+class AttemptWork:
+    """What one attempt gathers on its way: timings, reports and calls, kept whatever happens."""
+
+    attempt: Attempt
+    rollout: Rollout
+    task: Task
+    sampling: Sampling
+    calls: Sequence[ModelCall] = ()
+    sandbox: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    harness: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Generator[None]:
+        """`boundary(stage)` that also adds up the seconds spent."""
+        started = time.monotonic()
+        try:
+            with boundary(stage):
+                yield
+        finally:
+            self.timings[stage.value] = self.timings.get(stage.value, 0.0) + time.monotonic() - started
+
+    def finished(self, outcome: Outcome) -> Attempt:
+        """The attempt with everything gathered and its outcome."""
+        return msgspec.structs.replace(
+            self.attempt,
+            finished_at=time.time(),
+            outcome=outcome,
+            sandbox=self.sandbox,
+            harness=self.harness,
+            timings={name: round(seconds, 4) for name, seconds in self.timings.items()},
+        )
+
+
+async def run_attempt(work: AttemptWork, rooms: Rooms) -> Attempt:
+    """Run one attempt to its outcome. A failure is data; only cancellation and exactness errors escape."""
+    try:
+        outcome = await execute(work, rooms)
+    except StageError as error:
+        outcome = error.failure()
+    return work.finished(outcome)
+
+
+async def execute(work: AttemptWork, rooms: Rooms) -> Outcome:
+    """Session, sandbox, plan, harness, seal, kill, verify; each step inside its boundary."""
+    async with AsyncExitStack() as stack:
+        with work.stage(Stage.SESSION):
+            session = await stack.enter_async_context(_session(work, rooms))
+        with work.stage(Stage.SANDBOX):
+            sandbox = await stack.enter_async_context(_sandbox(work, rooms))
+        with work.stage(Stage.SETUP):
+            plan = rooms.harness.plan(_context(work, rooms, session))
+            await _prepare(work, rooms, sandbox, plan)
+        with work.stage(Stage.RUN):
+            exit = await _run(work, rooms, sandbox, plan)
+        with work.stage(Stage.SEAL):
+            await rooms.sessions.seal(session.session_id)
+            work.calls = await rooms.sessions.calls(session.session_id)
+        with work.stage(Stage.KILL):
+            await sandbox.kill_agent()
+        with work.stage(Stage.RUN):
+            ending = _judge(work, rooms, exit)
+        with work.stage(Stage.VERIFY):
+            return await _grade(work, rooms, sandbox, ending)
+
+
+@asynccontextmanager
+async def _session(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[OpenedSession]:
+    """A session that is sealed however the attempt ends, so that its key is dead before anything else happens."""
+    options = rooms.options
+    session = await rooms.sessions.open(
+        work.attempt.attempt_id,
+        sampling=msgspec.structs.replace(work.sampling, max_tokens=options.max_output_tokens),
+        limits=Limits(calls=options.calls, sampled_tokens=options.sampled_tokens, seconds=_timeout(work, rooms) + 30),
+        metadata={"rollout": work.rollout.rollout_id, "task": work.task.name, "run": work.rollout.run_id},
+        template_kwargs={},
+    )
+    try:
+        yield session
+    finally:
+        # Shielded: a cancelled attempt must not leave a live key behind.
+        await asyncio.shield(rooms.sessions.seal(session.session_id))
+        if not work.calls:
+            work.calls = await asyncio.shield(rooms.sessions.calls(session.session_id))
+
+
+@asynccontextmanager
+async def _sandbox(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[Sandbox]:
+    spec = rooms.spec(work.task)
+    spec = msgspec.structs.replace(spec, layers=(*spec.layers, *rooms.harness.layers()))
+    async with rooms.sandboxes.create(spec, work.attempt.attempt_id) as sandbox:
+        work.sandbox = {"ref": msgspec.to_builtins(sandbox.ref), **sandbox.report}
+        yield sandbox
+
+
+def _context(work: AttemptWork, rooms: Rooms, session: OpenedSession) -> HarnessContext:
+    spec = rooms.spec(work.task)
+    return HarnessContext(
+        task=work.task,
+        rollout=work.rollout,
+        base_urls={name: _inside(url, spec.endpoint_port) for name, url in session.base_urls.items()},
+        key=session.key,
+        model=rooms.model,
+        context_length=rooms.context_length,
+        max_output_tokens=rooms.options.max_output_tokens,
+        home=spec.home,
+        workdir=spec.workdir,
+    )
+
+
+def _inside(url: str, port: int) -> str:
+    """A base URL as the agent reaches it: the sandbox's own loopback port leads to the proxy."""
+    parts = urlsplit(url)
+    return urlunsplit(("http", f"127.0.0.1:{port}", parts.path, parts.query, ""))
+
+
+async def _prepare(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) -> None:
+    work.harness = {**rooms.harness.report(), "name": rooms.harness.name, "argv": list(plan.argv)}
+    for path, text in plan.files.items():
+        await sandbox.write(path, text.encode())
+
+
+async def _run(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) -> Exit:
+    exit = await sandbox.exec(
+        plan.argv, env=plan.env, stdin=plan.stdin.encode(), timeout=_timeout(work, rooms), output_limit=65536
+    )
+    work.harness |= {
+        "exit": exit.code,
+        "signal": exit.signal,
+        "timed_out": exit.timed_out,
+        "seconds": round(exit.seconds, 3),
+        "stdout": exit.stdout[-OUTPUT_TAIL:].decode("utf-8", errors="replace"),
+        "stderr": exit.stderr[-OUTPUT_TAIL:].decode("utf-8", errors="replace"),
+    }
+    return exit
+
+
+def _judge(work: AttemptWork, rooms: Rooms, exit: Exit) -> str:
+    work.harness["user_agents"] = sorted({_user_agent(call.request_headers) for call in work.calls} - {""})
+    ending = rooms.harness.ending(exit, work.calls)
+    work.harness["ending"] = msgspec.to_builtins(ending)
+    return judge(exit, ending, work.calls, rooms.options.on_timeout)
+
+
+async def _grade(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, ending: str) -> Verdict:
+    """Grade the state as left in a fresh sandbox, to which only declared paths are carried, as data."""
+    task, options = work.task, rooms.options
+    if ending == "limit:time" and options.on_timeout is OnTimeout.ZERO:
+        low, _ = task.reward_range
+        return Verdict(
+            reward=low, passed=False, reward_range=task.reward_range, graded=GradedHow.ASSIGNED, ending=ending
+        )
+    spec = rooms.spec(task)
+    with tempfile.TemporaryDirectory(prefix="openforgerl-carry-") as name:
+        carried = Path(name)
+        paths = [spec.workdir, *task.artifacts]
+        await sandbox.export(paths, carried, limit=options.export_mb * 2**20)
+        files = {path: str(carried / path.lstrip("/")) for path in paths if (carried / path.lstrip("/")).exists()}
+        fresh_spec = msgspec.structs.replace(
+            spec, files=files, endpoint=None, scratch=(*spec.scratch, "/logs", "/tests")
+        )
+        async with rooms.sandboxes.create(fresh_spec, f"{work.attempt.attempt_id}-verify") as fresh:
+            verdict = await rooms.verifier.verify(task, fresh, build(work.attempt.attempt_id, work.calls))
+    return msgspec.structs.replace(verdict, ending=ending)
+
+
+def _timeout(work: AttemptWork, rooms: Rooms) -> float:
+    return rooms.options.agent_timeout or work.task.agent_timeout
+
+
+def _user_agent(headers: Mapping[str, str]) -> str:
+    return next((value for name, value in headers.items() if name.lower() == "user-agent"), "")
