@@ -30,6 +30,21 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "command": "openforgerl.harnesses.command:CommandHarness",
     },
     "verifier": {"script": "openforgerl.verifiers.script:ScriptVerifier"},
+    "verb": {
+        verb: f"openforgerl.cli.{module}:{verb}"
+        for verb, module in {
+            "demo": "demo",
+            "proxy": "proxy",
+            "run": "running",
+            "eval": "evaluating",
+            "train": "train",
+            "tasks": "tasks",
+            "harness": "harness",
+            "show": "show",
+            "doctor": "doctor",
+            "testing": "testing",
+        }.items()
+    },
 }
 
 

@@ -1,0 +1,136 @@
+"""Opens the rooms one run needs, from its config: engine, proxy, store, sandboxes, harness, orchestrator.
+
+On one machine they share a process; the run folder is all that outlives it (DESIGN §6).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from openforgerl import plugins
+from openforgerl.config import RoomsConfig, resolved_json
+from openforgerl.errors import ConfigError
+from openforgerl.harnesses.options import HarnessOptions
+from openforgerl.orchestrator.options import RunOptions
+from openforgerl.orchestrator.runs import Orchestrator
+from openforgerl.protocols import Harness, InferenceEngine, Renderer, Sandboxes
+from openforgerl.proxy import InProcessSessions, ProxyServer
+from openforgerl.rollout import Rooms
+from openforgerl.store import CallStore, Database, RunStore
+from openforgerl.tasks import sandbox_files
+from openforgerl.types import Attempt, Rollout, SandboxSpec, Task
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run's folder and its open database. `config.json` is written once; another config is refused."""
+
+    path: Path
+    run_id: str
+    store: RunStore
+    calls: CallStore
+
+
+@asynccontextmanager
+async def open_run(path: Path, config: msgspec.Struct) -> AsyncGenerator[RunFolder]:
+    """Open or resume the run at `path`.
+
+    The run id is derived from the folder's absolute path, so that leftover sandboxes are found after a
+    restart. Raises ConfigError when the folder belongs to a run with another config.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    resolved = resolved_json(config)
+    config_file = path / CONFIG_FILE
+    if config_file.exists() and config_file.read_bytes() != resolved:
+        raise ConfigError(
+            f"{path} holds a run with another config (compare {config_file} with --dry-run); "
+            "use another run folder, or delete this one to start over"
+        )
+    run_id = "run-" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    database = Database.open(path / "run.sqlite")
+    try:
+        if not config_file.exists():
+            partial = config_file.with_suffix(".tmp")
+            partial.write_bytes(resolved)
+            partial.replace(config_file)
+        yield RunFolder(path, run_id, RunStore(database), CallStore(database))
+    finally:
+        database.close()
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """Rooms opened around one engine."""
+
+    engine: InferenceEngine
+    renderer: Renderer
+    proxy: ProxyServer
+    orchestrator: Orchestrator
+
+
+@asynccontextmanager
+async def open_house(
+    folder: RunFolder,
+    config: RoomsConfig,
+    run: RunOptions,
+    *,
+    engine: InferenceEngine,
+    renderer: Renderer,
+    tasks: Mapping[str, Task],
+    on_attempt: Callable[[Rollout, Attempt], None],
+) -> AsyncGenerator[House]:
+    """Serve `engine` behind the proxy and make an orchestrator for `tasks`. Leftovers of a dead process go first."""
+    harness = open_harness(config.harness)
+    sandboxes: Sandboxes = plugins.load("sandbox", config.sandbox.backend)(config.sandbox, folder.path / "sandboxes")
+    async with contextlib.AsyncExitStack() as stack:
+        proxy = ProxyServer(engine=engine, renderer=renderer, store=folder.calls, options=config.proxy)
+        await stack.enter_async_context(proxy.serving())
+        rooms = Rooms(
+            sessions=InProcessSessions(proxy),
+            sandboxes=sandboxes,
+            harness=harness,
+            verifier=plugins.load("verifier", "script")(),
+            spec=lambda task: _spec(task, folder.run_id, config, proxy.data_address),
+            model=engine.model_name,
+            context_length=engine.context_length,
+            options=config.rollout,
+        )
+        orchestrator = Orchestrator(
+            rooms=rooms,
+            store=folder.store,
+            tasks=tasks,
+            options=run,
+            weights_version=lambda: engine.weights_version,
+            on_attempt=on_attempt,
+        )
+        await orchestrator.reconcile(folder.run_id)
+        yield House(engine, renderer, proxy, orchestrator)
+
+
+def open_harness(options: HarnessOptions) -> Harness:
+    """The harness that the config names; InputError with the install command when it is not there."""
+    return plugins.load("harness", options.name)(options)
+
+
+def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: tuple[str, int]) -> SandboxSpec:
+    environment = task.environment
+    limits = config.sandbox.limits
+    if environment.memory_mb is not None:
+        limits = msgspec.structs.replace(limits, memory_mb=min(limits.memory_mb, environment.memory_mb))
+    return SandboxSpec(
+        run_id=run_id,
+        workdir=environment.workdir,
+        files=sandbox_files(task),
+        env=environment.env,
+        limits=limits,
+        endpoint=endpoint,
+    )
