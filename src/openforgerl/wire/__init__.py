@@ -1,0 +1,26 @@
+"""The dialects of real harnesses, sans-IO: bytes to requests, answers to bytes. One file a dialect, plus sse."""
+
+from openforgerl.wire.assembly import MessageBuilder, StopStrings
+from openforgerl.wire.chat import ChatDialect
+from openforgerl.wire.dialect import Answer, Dialect, Head, Request, StreamWriter
+from openforgerl.wire.fields import CHAT, Disposition, Field, FieldTable
+from openforgerl.wire.sse import SseEvent, SseReader, comment, encode_event
+
+__all__ = [
+    "CHAT",
+    "Answer",
+    "ChatDialect",
+    "Dialect",
+    "Disposition",
+    "Field",
+    "FieldTable",
+    "Head",
+    "MessageBuilder",
+    "Request",
+    "SseEvent",
+    "SseReader",
+    "StopStrings",
+    "StreamWriter",
+    "comment",
+    "encode_event",
+]

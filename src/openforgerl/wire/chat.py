@@ -1,0 +1,320 @@
+"""OpenAI chat completions, both ways (API reference: "Chat Completions", "Streaming").
+
+Images are refused with a 400 that says so until a renderer that takes them exists: leaving one out silently
+would train the policy on something it never saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from openforgerl.errors import WireError
+from openforgerl.types import (
+    Conversation,
+    JsonValue,
+    Message,
+    Part,
+    Reasoning,
+    Role,
+    Text,
+    ToolCall,
+    ToolSpec,
+)
+from openforgerl.wire import reading
+from openforgerl.wire.chat_answers import ChatStream, error_body, models_body, whole_body
+from openforgerl.wire.dialect import Answer, Head, Request, StreamWriter
+from openforgerl.wire.fields import CHAT
+from openforgerl.wire.reading import bad, present
+
+SYSTEM_JOIN = "\n\n"
+"""What stands between leading system and developer messages, which become one."""
+
+_ASKED: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (-1, 1e9),
+    "min_p": (0, 1),
+    "presence_penalty": (-1e3, 1e3),
+    "frequency_penalty": (-1e3, 1e3),
+    "repetition_penalty": (0, 1e3),
+    "seed": (-(2.0**64), 2.0**64),
+}
+"""Sampling fields that are recorded as asked: name → accepted range."""
+
+_ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+_MESSAGE_FIELDS = {"role", "content", "name", "cache_control"}
+_ASSISTANT_FIELDS = {"tool_calls", "reasoning_content", "reasoning", "refusal", "function_call", "audio"}
+_CALL_FIELDS = {"id", "type", "function", "index"}
+_FUNCTION_FIELDS = {"name", "arguments"}
+_PART_FIELDS = {"type", "text", "refusal", "thinking", "cache_control", "signature"}
+
+
+class ChatDialect:
+    """The dialect `chat`."""
+
+    name = "chat"
+
+    def parse(self, body: bytes, *, strict: bool = False) -> Request:
+        """The request in `body`. Raises WireError 400 naming the field and what is accepted."""
+        raw, warnings = reading.decode_object(body)
+        notes = _Notes(strict=strict, warnings=list(warnings), unlisted=list(CHAT.check(raw, strict=strict)))
+        tools = _tools(raw, notes)
+        messages = _messages(raw, notes)
+        stream_options = reading.mapping(raw.get("stream_options") or {}, "stream_options")
+        limits = [
+            reading.count(raw[name], name) for name in ("max_tokens", "max_completion_tokens") if present(raw, name)
+        ]
+        return Request(
+            dialect=self.name,
+            model=reading.text(raw["model"], "model") if present(raw, "model") else "",
+            conversation=Conversation(messages=messages, tools=tools),
+            stream=reading.flag(raw["stream"], "stream") if present(raw, "stream") else False,
+            include_usage=reading.flag(stream_options.get("include_usage") or False, "stream_options.include_usage"),
+            max_tokens=min(limits, default=None),
+            stop=_stop(raw.get("stop")),
+            asked=_asked(raw),
+            raw=raw,
+            unlisted=tuple(dict.fromkeys(notes.unlisted)),
+            warnings=tuple(dict.fromkeys(notes.warnings)),
+        )
+
+    def writer(self, head: Head) -> StreamWriter:
+        """A writer of `chat.completion.chunk` events."""
+        return ChatStream(head)
+
+    def whole(self, head: Head, answer: Answer) -> dict[str, JsonValue]:
+        """A `chat.completion` object."""
+        return whole_body(head, answer)
+
+    def error(self, error: WireError) -> dict[str, JsonValue]:
+        """OpenAI's error object."""
+        return error_body(error)
+
+    def models(self, names: Sequence[str]) -> dict[str, JsonValue]:
+        """The answer of `/v1/models`."""
+        return models_body(names)
+
+
+class _Notes(msgspec.Struct):
+    """What is noticed on the way; `strict` turns the first unlisted field into a 400."""
+
+    strict: bool
+    warnings: list[str]
+    unlisted: list[str]
+
+    def check(self, given: dict[str, JsonValue], listed: set[str], where: str, path: str) -> None:
+        """Note fields of `given` that are not listed. `where` is the path with indices left open."""
+        for name in given:
+            if name in listed:
+                continue
+            if self.strict:
+                raise WireError(400, "unlisted_field", f"{path}.{name}: unknown field", param=f"{path}.{name}")
+            self.unlisted.append(f"{where}.{name}")
+
+
+def _asked(raw: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    asked: dict[str, JsonValue] = {}
+    for name, (low, high) in _ASKED.items():
+        if present(raw, name):
+            asked[name] = reading.number(raw[name], name, low=low, high=high)
+    for name in ("max_tokens", "max_completion_tokens", "stop"):
+        if present(raw, name):
+            asked[name] = raw[name]
+    return asked
+
+
+def _stop(value: JsonValue) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,) if value else ()
+    stops = [reading.text(item, f"stop[{at}]") for at, item in enumerate(reading.items(value, "stop"))]
+    if "" in stops:
+        raise bad(f"stop[{stops.index('')}]", "must not be empty")
+    return tuple(stops)
+
+
+def _tools(raw: dict[str, JsonValue], notes: _Notes) -> tuple[ToolSpec, ...]:
+    tools: list[ToolSpec] = []
+    for at, item in enumerate(reading.items(raw.get("tools") or [], "tools")):
+        tool = _tool(reading.mapping(item, f"tools[{at}]"), f"tools[{at}]", notes)
+        if tool is not None:
+            tools.append(tool)
+    choice = raw.get("tool_choice")
+    if choice == "none":
+        # Nothing but a grammar could keep the policy from calling a tool that the prompt offers.
+        return ()
+    if choice not in (None, "auto"):
+        raise WireError(
+            400,
+            "unsupported_field",
+            "tool_choice: only `auto` and `none` are supported; a forced call would not be the policy's own",
+            param="tool_choice",
+        )
+    return tuple(tools)
+
+
+def _tool(given: dict[str, JsonValue], path: str, notes: _Notes) -> ToolSpec | None:
+    kind = given.get("type", "function")
+    if kind == "custom":
+        raise WireError(
+            400,
+            "unsupported_field",
+            f"{path}.type: freeform tools are not supported; use `function`",
+            param=f"{path}.type",
+        )
+    if kind != "function":
+        notes.warnings.append(f"{path}: server-side tool {kind!r} was left out of the prompt")
+        return None
+    function = reading.mapping(given.get("function"), f"{path}.function")
+    name = reading.text(function.get("name"), f"{path}.function.name")
+    if not name:
+        raise bad(f"{path}.function.name", "must not be empty")
+    description = function.get("description")
+    parameters = function.get("parameters")
+    shown = {key: value for key, value in given.items() if key != "cache_control"}
+    shown["function"] = {key: value for key, value in function.items() if key != "cache_control"}
+    return ToolSpec(
+        name=name,
+        description="" if description is None else reading.text(description, f"{path}.function.description"),
+        parameters=None if parameters is None else reading.mapping(parameters, f"{path}.function.parameters"),
+        raw={"type": "function", **shown} if "type" not in shown else shown,
+    )
+
+
+def _messages(raw: dict[str, JsonValue], notes: _Notes) -> tuple[Message, ...]:
+    if not present(raw, "messages"):
+        raise bad("messages", "is required: a list of messages")
+    given = reading.items(raw["messages"], "messages")
+    if not given:
+        raise bad("messages", "must hold at least one message")
+    messages = [
+        _message(reading.mapping(item, f"messages[{at}]"), f"messages[{at}]", notes) for at, item in enumerate(given)
+    ]
+    return tuple(_merged_system(messages))
+
+
+def _merged_system(messages: list[Message]) -> list[Message]:
+    """Leading system and developer messages as one; later ones stay where they are, for the template to judge."""
+    leading = next((at for at, message in enumerate(messages) if message.role is not Role.SYSTEM), len(messages))
+    if leading < 2:
+        return messages
+    parts: list[Part] = []
+    for message in messages[:leading]:
+        if parts and message.parts:
+            parts.append(Text(SYSTEM_JOIN))
+        parts += message.parts
+    original = next((message.original_role for message in messages[:leading] if message.original_role), None)
+    merged = Message(role=Role.SYSTEM, parts=tuple(parts), original_role=original, name=messages[0].name)
+    return [merged, *messages[leading:]]
+
+
+def _message(given: dict[str, JsonValue], path: str, notes: _Notes) -> Message:
+    spelled = given.get("role")
+    role = _ROLES.get(spelled) if isinstance(spelled, str) else None
+    if role is None:
+        raise bad(f"{path}.role", f"must be one of {', '.join(_ROLES)}; got {spelled!r}")
+    extra = _ASSISTANT_FIELDS if role is Role.ASSISTANT else {"tool_call_id"} if role is Role.TOOL else set[str]()
+    notes.check(given, _MESSAGE_FIELDS | extra, "messages[]", path)
+    parts = _content(given.get("content"), role, f"{path}.content", notes)
+    name = reading.text(given["name"], f"{path}.name") if present(given, "name") else None
+    if role is Role.ASSISTANT:
+        if given.get("function_call"):
+            raise WireError(
+                400,
+                "unsupported_field",
+                f"{path}.function_call: the legacy form is not supported; use `tool_calls`",
+                param=f"{path}.function_call",
+            )
+        return Message(
+            role=role,
+            parts=(*_reasoning(given, path, notes), *parts),
+            tool_calls=_calls(given.get("tool_calls"), f"{path}.tool_calls", notes),
+            name=name,
+        )
+    return Message(
+        role=role,
+        parts=parts,
+        tool_call_id=reading.text(given.get("tool_call_id"), f"{path}.tool_call_id") if role is Role.TOOL else None,
+        name=name,
+        original_role=spelled if spelled != role.value else None,
+    )
+
+
+def _reasoning(given: dict[str, JsonValue], path: str, notes: _Notes) -> tuple[Reasoning, ...]:
+    """The thought under either of its two spellings; `reasoning_content`, which we write, wins."""
+    for name in ("reasoning_content", "reasoning"):
+        value = given.get(name)
+        if value is None or value == "":
+            continue
+        if name == "reasoning" and not isinstance(value, str):
+            notes.warnings.append(f"{path}.reasoning is {reading.type_name(value)} and was left out of the prompt")
+            continue
+        return (Reasoning(reading.text(value, f"{path}.{name}")),)
+    return ()
+
+
+def _content(value: JsonValue, role: Role, path: str, notes: _Notes) -> tuple[Part, ...]:
+    if value is None:
+        if role in (Role.ASSISTANT, Role.TOOL):
+            return ()
+        raise bad(path, "must be a string or a list of text parts; it is missing")
+    if isinstance(value, str):
+        return (Text(value),) if value else ()
+    if not isinstance(value, list):
+        raise bad(path, f"must be a string or a list of text parts, not {reading.type_name(value)}")
+    parts = (_part(reading.mapping(item, f"{path}[{at}]"), f"{path}[{at}]", notes) for at, item in enumerate(value))
+    return tuple(part for part in parts if part.text)
+
+
+def _part(given: dict[str, JsonValue], path: str, notes: _Notes) -> Text | Reasoning:
+    kind = given.get("type")
+    if kind == "text":
+        part = Text(reading.text(given.get("text"), f"{path}.text"))
+    elif kind == "refusal":
+        part = Text(reading.text(given.get("refusal"), f"{path}.refusal"))
+    elif kind == "thinking":
+        part = Reasoning(reading.text(given.get("thinking"), f"{path}.thinking"))
+    elif kind in ("image_url", "input_image", "image", "input_audio", "file", "video_url"):
+        raise WireError(
+            400, "unsupported_content", f"{path}.type: this model takes text only, not {kind!r}", param=f"{path}.type"
+        )
+    else:
+        raise bad(f"{path}.type", f"must be `text`; got {kind!r}")
+    notes.check(given, _PART_FIELDS, "messages[].content[]", path)
+    return part
+
+
+def _calls(value: JsonValue, path: str, notes: _Notes) -> tuple[ToolCall, ...]:
+    if value is None:
+        return ()
+    return tuple(
+        _call(reading.mapping(item, f"{path}[{at}]"), f"{path}[{at}]", notes)
+        for at, item in enumerate(reading.items(value, path))
+    )
+
+
+def _call(given: dict[str, JsonValue], path: str, notes: _Notes) -> ToolCall:
+    kind = given.get("type", "function")
+    if kind not in ("function", None):
+        raise bad(f"{path}.type", f"must be `function`; got {kind!r}")
+    notes.check(given, _CALL_FIELDS, "messages[].tool_calls[]", path)
+    function = reading.mapping(given.get("function"), f"{path}.function")
+    notes.check(function, _FUNCTION_FIELDS, "messages[].tool_calls[].function", f"{path}.function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        notes.warnings.append(f"{path}.function.arguments came as an object; its text is our own encoding")
+        arguments = msgspec.json.encode(arguments).decode()
+    return ToolCall(
+        id=reading.text(given.get("id"), f"{path}.id"),
+        name=reading.text(function.get("name"), f"{path}.function.name"),
+        arguments="" if arguments is None else reading.text(arguments, f"{path}.function.arguments"),
+    )

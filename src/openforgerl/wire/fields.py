@@ -1,0 +1,167 @@
+"""What is done with every field of a request: one table per dialect (DESIGN §5 Request fields).
+
+A needless refusal changes or kills a harness, and a silent acceptance lets a request ask for something that
+the policy then does not do. So every known field has one of three dispositions, and a field that the table
+does not list is recorded, warned about once and counted (`strict` refuses it).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from openforgerl.errors import WireError
+from openforgerl.types import JsonValue
+
+
+class Disposition(enum.StrEnum):
+    """What a dialect does with a field."""
+
+    HONOURED = "honoured"
+    """Does what the dialect's own documentation says, within what `note` says."""
+    INERT = "inert"
+    """Accepted and recorded; cannot change what the policy must do."""
+    REFUSED = "refused"
+    """400 naming the field, unless its value is null or one of `neutral`."""
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One row of a table."""
+
+    name: str
+    disposition: Disposition
+    note: str
+    """What it does here, or why it is refused and what to do instead."""
+    neutral: tuple[JsonValue, ...] = ()
+    """Values that mean "off", so that a refused field may carry them."""
+
+
+class FieldTable(msgspec.Struct, frozen=True):
+    """All fields of one dialect's request body, by name."""
+
+    dialect: str
+    fields: tuple[Field, ...]
+
+    def check(self, body: Mapping[str, JsonValue], *, strict: bool) -> tuple[str, ...]:
+        """Names in `body` that the table does not list, in the body's order.
+
+        Raises WireError 400 `unsupported_field` for a refused field with a value that is not neutral, and,
+        under `strict`, 400 `unlisted_field` for the first unlisted one.
+        """
+        known = {field.name: field for field in self.fields}
+        unlisted: list[str] = []
+        for name, value in body.items():
+            field = known.get(name)
+            if field is None:
+                if strict:
+                    raise WireError(400, "unlisted_field", f"{name}: unknown field of this dialect", param=name)
+                unlisted.append(name)
+            elif field.disposition is Disposition.REFUSED and not _is_neutral(value, field.neutral):
+                raise WireError(400, "unsupported_field", f"{name} is not supported: {field.note}", param=name)
+        return tuple(unlisted)
+
+    def markdown(self) -> str:
+        """The table as it is published in the project's docs."""
+        lines = ["| field | disposition | what happens | accepted all the same |", "| --- | --- | --- | --- |"]
+        for field in self.fields:
+            neutral = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in (None, *field.neutral))
+            shown = neutral if field.disposition is Disposition.REFUSED else ""
+            lines.append(f"| `{field.name}` | {field.disposition.value} | {field.note} | {shown} |")
+        return "\n".join(lines) + "\n"
+
+
+def _is_neutral(value: JsonValue, neutral: tuple[JsonValue, ...]) -> bool:
+    # `True == 1` in Python, but `n: true` is not `n: 1`.
+    return value is None or any(
+        value == accepted and isinstance(value, bool) == isinstance(accepted, bool) for accepted in neutral
+    )
+
+
+def _honoured(name: str, note: str) -> Field:
+    return Field(name, Disposition.HONOURED, note)
+
+
+def _inert(note: str, *names: str) -> tuple[Field, ...]:
+    return tuple(Field(name, Disposition.INERT, note) for name in names)
+
+
+def _refused(name: str, note: str, *neutral: JsonValue) -> Field:
+    return Field(name, Disposition.REFUSED, note, neutral)
+
+
+_SESSION_WINS = "recorded as asked; the session's value is what is applied"
+_UNCONSTRAINED = "answers are sampled freely, without a grammar; ask for the format in the prompt"
+_OWN_STOPS = "the chat template decides which tokens end a turn; use `stop`"
+
+CHAT = FieldTable(
+    "chat",
+    (
+        _honoured("model", "recorded and echoed; every name is answered by the served model"),
+        _honoured("messages", "roles system, developer (as system), user, assistant, tool; text only"),
+        _honoured(
+            "tools", "type `function`; server-side tools (`web_search`, ...) are left out of the prompt and reported"
+        ),
+        _honoured("tool_choice", "`auto`; `none` leaves the tools out of the prompt; `required` or a named tool: 400"),
+        _honoured("stream", "server-sent events, piece by piece"),
+        _honoured("stream_options", "`include_usage`"),
+        _honoured("max_tokens", "the smallest of request, session and context left"),
+        _honoured("max_completion_tokens", "as `max_tokens`; the smaller of the two"),
+        _honoured("stop", "a string or a list of strings; matched in the visible text, which ends before it"),
+        *_inert(
+            _SESSION_WINS,
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "seed",
+        ),
+        *_inert("recorded; how much the policy thinks is its own", "reasoning_effort", "reasoning", "verbosity"),
+        *_inert(
+            "recorded; the session's template arguments are what is applied",
+            "chat_template_kwargs",
+            "enable_thinking",
+            "thinking",
+        ),
+        *_inert("recorded; a turn may always carry several calls", "parallel_tool_calls"),
+        *_inert(
+            "recorded",
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "prediction",
+        ),
+        *_inert("dropped from the prompt", "cache_control"),
+        *_inert("server-side tool: left out and reported", "web_search_options"),
+        _refused("n", "one answer per request; send the request again for another", 1),
+        _refused("best_of", "one answer per request; send the request again for another", 1),
+        _refused("logprobs", "log-probabilities are recorded by the proxy, not sent to the agent", False),
+        _refused("top_logprobs", "log-probabilities are recorded by the proxy, not sent to the agent", 0),
+        _refused("logit_bias", "it would change the distribution that is trained", {}),
+        _refused("response_format", _UNCONSTRAINED, {"type": "text"}),
+        _refused("guided_json", _UNCONSTRAINED),
+        _refused("guided_regex", _UNCONSTRAINED),
+        _refused("guided_choice", _UNCONSTRAINED),
+        _refused("guided_grammar", _UNCONSTRAINED),
+        _refused("structured_outputs", _UNCONSTRAINED),
+        _refused("functions", "the legacy form; use `tools`", []),
+        _refused("function_call", "the legacy form; use `tool_choice`", "none", "auto"),
+        _refused("modalities", "the model writes text only", ["text"]),
+        _refused("audio", "the model writes text only"),
+        _refused("min_tokens", "it would forbid tokens that the policy may sample", 0),
+        _refused("ignore_eos", _OWN_STOPS, False),
+        _refused("stop_token_ids", _OWN_STOPS, []),
+        _refused("echo", "the answer never repeats the prompt", False),
+        _refused("continue_final_message", "the template always opens a new assistant turn", False),
+        _refused("add_generation_prompt", "the template always opens a new assistant turn", True),
+    ),
+)
+"""OpenAI chat completions (API reference, "Create chat completion"), with the extensions that open servers know."""

@@ -1,0 +1,142 @@
+"""Reading a JSON body strictly: every complaint names the field and what is accepted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from openforgerl.errors import WireError
+from openforgerl.types import JsonValue
+
+_MENDED = "the body holds half of a surrogate pair (a character cut in two); it was replaced by U+FFFD"
+
+
+def bad(path: str, message: str) -> WireError:
+    """A 400 about one field; `path` is written as in `messages[2].content`."""
+    return WireError(400, "invalid_request", f"{path}: {message}", param=path)
+
+
+def decode_object(body: bytes) -> tuple[dict[str, JsonValue], tuple[str, ...]]:
+    """The JSON object in `body`, and warnings about what had to be mended.
+
+    A harness that cuts tool output by UTF-16 units sends half of a surrogate pair as an escape. Refusing it
+    would kill the attempt, so the half is replaced by U+FFFD and reported.
+    """
+    warnings: tuple[str, ...] = ()
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError as error:
+        raise WireError(400, "invalid_request", "the body is nested too deeply") from error
+    except msgspec.DecodeError as error:
+        value, warnings = _mended(body, error), (_MENDED,)
+    if not isinstance(value, dict):
+        raise WireError(400, "invalid_request", f"the body must be a JSON object, not {type_name(value)}")
+    return value, warnings
+
+
+def _mended(body: bytes, reason: msgspec.DecodeError) -> JsonValue:
+    """`body` with lone surrogates replaced; WireError when that is not what is wrong with it."""
+    try:
+        value = json.loads(body.decode(), parse_constant=_refuse_constant)
+        if not _has_surrogate(value):
+            raise ValueError("no lone surrogate to mend")
+        return _without_surrogates(value)
+    except (ValueError, RecursionError) as error:
+        raise WireError(400, "invalid_request", f"the body is not valid JSON: {reason}") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _has_surrogate(value: JsonValue) -> bool:
+    if isinstance(value, str):
+        return any("\ud800" <= character <= "\udfff" for character in value)
+    if isinstance(value, list):
+        return any(map(_has_surrogate, value))
+    if isinstance(value, dict):
+        return any(_has_surrogate(key) or _has_surrogate(item) for key, item in value.items())
+    return False
+
+
+def _without_surrogates(value: JsonValue) -> JsonValue:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if _has_surrogate(value) else value
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("number out of range")
+    return value
+
+
+def type_name(value: JsonValue) -> str:
+    """How JSON calls the type of a value."""
+    if value is None:
+        return "null"
+    names = ((bool, "a boolean"), (str, "a string"), (int | float, "a number"), (list, "a list"), (dict, "an object"))
+    return next((name for kind, name in names if isinstance(value, kind)), type(value).__name__)
+
+
+def text(value: JsonValue, path: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise bad(path, f"must be a string, not {type_name(value)}")
+    return value
+
+
+def flag(value: JsonValue, path: str) -> bool:
+    """A boolean."""
+    if not isinstance(value, bool):
+        raise bad(path, f"must be true or false, not {type_name(value)}")
+    return value
+
+
+def mapping(value: JsonValue, path: str) -> dict[str, JsonValue]:
+    """An object."""
+    if not isinstance(value, dict):
+        raise bad(path, f"must be an object, not {type_name(value)}")
+    return value
+
+
+def items(value: JsonValue, path: str) -> list[JsonValue]:
+    """A list."""
+    if not isinstance(value, list):
+        raise bad(path, f"must be a list, not {type_name(value)}")
+    return value
+
+
+def number(value: JsonValue, path: str, *, low: float = -math.inf, high: float = math.inf) -> float:
+    """A number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad(path, f"must be a number, not {type_name(value)}")
+    if not low <= value <= high:
+        raise bad(path, f"must be a number from {low:g} to {high:g}; got {value:g}")
+    return value
+
+
+def count(value: JsonValue, path: str, *, low: int = 1) -> int:
+    """An integer of at least `low`; `8.0` is one."""
+    whole = not isinstance(value, bool) and (
+        isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    )
+    if not whole:
+        raise bad(
+            path,
+            f"must be an integer, not {value!r}"
+            if isinstance(value, float)
+            else f"must be an integer, not {type_name(value)}",
+        )
+    if value < low:
+        raise bad(path, f"must be {low} or more; got {value!r}")
+    return int(value)
+
+
+def present(body: Mapping[str, Any], name: str) -> bool:
+    """Whether a field is there: null is the same as absent."""
+    return body.get(name) is not None
