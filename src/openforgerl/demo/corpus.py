@@ -244,7 +244,7 @@ def tokenizer_texts(seed: int) -> Iterator[str]:
         for wording in wordings[:HELD_OUT_PHRASING]:
             yield from [wording] * 20
     yield from [" ".join(NOUNS)] * 20
-    yield from ["wc -l sed -n -i p s awk '{s+=$1} END {print s}' mkdir -p head sort grep rm mv cp ENOENT"] * 20
+    yield from ["wc -l < sed -n -i p s echo $(($(paste -sd+ a))) > mkdir -p sort grep rm mv cp ENOENT"] * 20
 
 
 def _without_added_tokens(text: str) -> list[str]:

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-awk '{s+=$1} END {print s}' gate.md > fork.cfg
+echo $(($(paste -sd+ gate.md))) > fork.cfg
