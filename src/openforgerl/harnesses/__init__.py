@@ -1,0 +1,18 @@
+"""Harnesses as data: what to mount, what to write, what to run, and what its exit means."""
+
+from openforgerl.harnesses.evidence import observed_user_agents
+from openforgerl.harnesses.installation import Installation, default_cache, inspect, install, installed
+from openforgerl.harnesses.options import CommandOptions, HarnessOptions, PiOptions, ReactOptions
+
+__all__ = [
+    "CommandOptions",
+    "HarnessOptions",
+    "Installation",
+    "PiOptions",
+    "ReactOptions",
+    "default_cache",
+    "inspect",
+    "install",
+    "installed",
+    "observed_user_agents",
+]

@@ -1,0 +1,46 @@
+"""One digest for a whole directory tree: how "this is the package as published" is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from openforgerl.errors import InputError
+
+
+def digest_tree(directory: Path, *, leave_out: frozenset[str] = frozenset()) -> str:
+    """sha256 hex over the sorted lines `<sha256 or link target>  <relative path>` of everything below.
+
+    `leave_out` names relative paths that are not part of the content. Modes and times do not count. Raises
+    `InputError` when the tree holds anything but directories, regular files and symbolic links.
+    """
+    total = hashlib.sha256()
+    for path in sorted(_walk(directory, "")):
+        if path not in leave_out:
+            total.update(f"{_mark(directory / path)}  {path}\n".encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """sha256 hex of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _mark(path: Path) -> str:
+    if path.is_symlink():
+        return f"link:{path.readlink()}"
+    if not path.is_file():
+        raise InputError(f"{path} is neither a file, a directory nor a link; remove it and install again")
+    return digest_file(path)
+
+
+def _walk(directory: Path, prefix: str) -> Iterator[str]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(directory / entry.name, f"{prefix}{entry.name}/")
+            else:
+                yield f"{prefix}{entry.name}"
