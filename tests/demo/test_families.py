@@ -50,9 +50,7 @@ def test_held_out_name_combinations_never_occur_in_training() -> None:
 
 
 def test_held_out_wordings_use_no_new_word() -> None:
-    known = set[str]().union(
-        *(_words(w) for f in families.TRAINING_FAMILIES for w in PHRASINGS[f][:HELD_OUT_PHRASING])
-    )
+    known = set[str]().union(*(_words(w) for f in families.TRAINING_FAMILIES for w in PHRASINGS[f][:HELD_OUT_PHRASING]))
     for family, wordings in PHRASINGS.items():
         held_out = wordings if family in families.HELD_OUT_FAMILIES else wordings[HELD_OUT_PHRASING:]
         for wording in held_out:
@@ -67,7 +65,7 @@ def test_a_task_is_the_same_every_time_and_differs_by_seed() -> None:
 
 
 def test_pool_is_the_crc_of_the_names() -> None:
-    # crc32(b"copy/a.txt/b.txt") = 0x4c81c0d3 = 1283572947; 1283572947 % 20 = 7, below 14.
+    # crc32(b"copy/a.txt/b.txt") = 0xebaf2e35 = 3954126389; its remainder by 20 is 9, below 14.
     assert words.pool_of("copy", ("a.txt", "b.txt")) == "train"
 
 

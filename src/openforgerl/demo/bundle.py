@@ -188,7 +188,7 @@ def bundle_files() -> dict[str, str]:
 
 def bundled_tasks() -> Path:
     """The directory that holds the bundled task directories."""
-    return Path(str(files(__package__).joinpath("tasks")))
+    return Path(str(files("openforgerl.demo").joinpath("tasks")))
 
 
 def differences(root: Path) -> list[str]:

@@ -119,7 +119,8 @@ def _slots(rng: Random) -> Document:
     document: Document = [(f"{verb} {sentence}.\n", GIVEN)]
     for _ in range(rng.randint(1, 2)):
         order = rng.sample(letters, rng.randint(1, len(letters)))
-        document += [(f"{' '.join(order)}:", GIVEN), (" ", DUE), *_joined([values[x] for x in order], COPIED), ("\n", DUE)]
+        wanted = [values[letter] for letter in order]
+        document += [(f"{' '.join(order)}:", GIVEN), (" ", DUE), *_joined(wanted, COPIED), ("\n", DUE)]
     return document
 
 

@@ -29,7 +29,6 @@ from openforgerl.demo import corpus, optim, tiny
 TURN_END = "<|im_end|>"
 
 
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What decides the checkpoint, besides the code and the machine's arithmetic."""
@@ -138,7 +137,7 @@ def hidden_states(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     if not batch.prefix.numel():
         return model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
     rows = batch.ids.shape[0]
-    once = model.model(input_ids=batch.prefix[None], use_cache=True).past_key_values
+    once = model.model(input_ids=batch.prefix[None], use_cache=True).cache
     shared = DynamicCache()
     for index, layer in enumerate(once.layers):
         shared.update(layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1), index)

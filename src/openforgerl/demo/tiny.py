@@ -79,7 +79,9 @@ Conversation = Sequence[dict[str, Any]]
 
 def harness_prompt(harness: str) -> dict[str, Any]:
     """`system` (text) and `tools` (OpenAI form), exactly as `pi` or `react` sends them in /workspace."""
-    prompts: dict[str, dict[str, Any]] = json.loads(files(__package__).joinpath("prompts.json").read_text("utf-8"))
+    prompts: dict[str, dict[str, Any]] = json.loads(
+        files("openforgerl.demo").joinpath("prompts.json").read_text("utf-8")
+    )
     return prompts["pi" if harness == "pi" else "react"]
 
 

@@ -24,7 +24,7 @@ NOUNS: tuple[str, ...] = (
 
 EXTENSIONS: tuple[str, ...] = ("txt", "md", "log", "csv", "cfg", "dat")
 
-POOLS: dict[str, range] = {"train": range(0, 14), "validation": range(14, 16), "heldout": range(16, 20)}
+POOLS: dict[str, range] = {"train": range(14), "validation": range(14, 16), "heldout": range(16, 20)}
 """Twentieths of the space of name combinations that each pool may draw from."""
 
 _CONSONANTS = "bcdfghjklmnprstvwz"

@@ -1,0 +1,94 @@
+"""Corpus, batches, the shared prefix and the optimizer."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from random import Random
+
+import pytest
+import torch
+
+from openforgerl.demo import bundle, corpus, families, optim, pretrain, tiny
+from openforgerl.demo.phrasing import PHRASINGS
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> pretrain.Tokenizer:
+    return tiny.train_tokenizer(corpus.tokenizer_texts(0))
+
+
+def test_pretraining_text_holds_no_task() -> None:
+    asked = {
+        families.instruction(p.family, families.build(p.family, p.split, p.seed), p.phrasing) for p in bundle.plan()
+    }
+    wordings = [re.compile(re.sub(r"\\\{.\\\}", ".+", re.escape(w))) for ws in PHRASINGS.values() for w in ws]
+    rng = Random(3)
+    for _ in range(3000):
+        for turn in corpus.conversation(rng, "pi"):
+            said = turn["content"] or ""
+            assert said not in asked
+            assert not any(wording.fullmatch(said) for wording in wordings), said
+        text = "".join(piece for piece, _ in corpus.plain_document(rng))
+        assert not any(wording.search(text) for wording in wordings), text
+
+
+def test_copied_pieces_stand_earlier_in_the_document() -> None:
+    rng = Random(1)
+    for _ in range(500):
+        before = ""
+        for text, kind in corpus.plain_document(rng):
+            assert kind != corpus.COPIED or text in before
+            before += text
+
+
+def test_assistant_tokens_and_only_they_are_trained(tokenizer: pretrain.Tokenizer) -> None:
+    batch = pretrain.chat_batch(tokenizer, Random(2), 4, "react")
+    for ids, loss in zip(batch.ids, batch.loss, strict=True):
+        said = tokenizer.decode(ids[loss].tolist(), skip_special_tokens=False)
+        assert re.fullmatch(r'<tool_call>\n\{"name": "bash", .*\}\n</tool_call><\|im_end\|>Done\.<\|im_end\|>', said)
+
+
+def test_the_shared_prefix_gives_the_gradients_of_whole_rows(tokenizer: pretrain.Tokenizer) -> None:
+    batch = pretrain.chat_batch(tokenizer, Random(2), 3, "pi")
+    rows = torch.cat([batch.prefix.expand(3, -1), batch.ids], 1)
+    blank = torch.zeros(3, batch.prefix.numel())
+    whole = pretrain.Batch(batch.prefix[:0], rows, torch.cat([blank, batch.loss], 1).bool(), rows * 0)
+    gradients: list[torch.Tensor] = []
+    for form in (batch, whole):
+        model = pretrain.fresh_model(0)
+        loss, _ = pretrain.loss_of(model, form)
+        loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert (gradients[0] - gradients[1]).norm() / gradients[1].norm() < 1e-4
+
+
+def test_batches_repeat_with_the_seed_and_stop_at_the_budget(tokenizer: pretrain.Tokenizer) -> None:
+    settings = pretrain.Settings(tokens=60_000)
+    first, again = list(pretrain.batches(settings, tokenizer)), list(pretrain.batches(settings, tokenizer))
+    assert all(torch.equal(a.ids, b.ids) for (_, _, a), (_, _, b) in zip(first, again, strict=True))
+    stage, seen, last = first[-1]
+    assert (first[0][0], stage) == ("plain", "chat")
+    assert seen < 60_000 <= seen + last.tokens
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(optim.orthogonalise(torch.randn(3, 16, 40)))
+    assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_muon_goes_downhill_for_tall_and_wide_matrices() -> None:
+    torch.manual_seed(0)
+    for shape in ((8, 24), (24, 8)):
+        target, weight = torch.randn(shape), torch.nn.Parameter(torch.zeros(shape))
+        optimizer = optim.Muon([weight], lr=0.05, weight_decay=0.0)
+        losses: list[float] = []
+        for _ in range(100):
+            loss = (weight - target).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.05 * losses[0]
+        assert all(later < earlier for earlier, later in itertools.pairwise(losses[:10]))
