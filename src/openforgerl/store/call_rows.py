@@ -1,0 +1,203 @@
+"""Model calls as rows: a prompt is (base call, common length, new ids), the rest is content-addressed.
+
+Runs inside a transaction of `Database`; knows nothing of threads or of asyncio.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from openforgerl.errors import StoreError
+from openforgerl.store.content import ContentReader, ContentWriter
+from openforgerl.store.packing import common_prefix, digest_ids, pack_floats, pack_ids, unpack_floats, unpack_ids
+from openforgerl.types import CallStatus, ModelCall, OriginSpan
+
+_COLUMNS = (
+    "id, call_id, status, base, common, new_ids, prompt_sha256, common_origins, new_origins, sampled_ids, "
+    "logprobs, sampling_logprobs, detail"
+)
+_APART = ("sampled_ids", "logprobs", "sampling_logprobs")
+"""Fields of a call that have columns of their own; `prompt.ids` and `prompt.origins` too."""
+
+
+class CallReader:
+    """Rebuilds calls; remembers prompts it has rebuilt, so that a session is read in one pass."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._content = ContentReader(connection)
+        self._prompts: dict[int, tuple[tuple[int, ...], tuple[OriginSpan, ...]]] = {}
+        self._sequences: dict[int, tuple[int, ...]] = {}
+
+    def session(self, session_id: str, after: int, limit: int | None) -> list[ModelCall]:
+        """Calls with index above `after`, by index, at most `limit`."""
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM calls WHERE session_id = ? AND idx > ? ORDER BY idx LIMIT ?",
+            (session_id, after, -1 if limit is None else limit),
+        ).fetchall()
+        return [self._call(row) for row in rows]
+
+    def find(self, call_id: str) -> ModelCall | None:
+        """The call of that id, or None."""
+        row = self._connection.execute(f"SELECT {_COLUMNS} FROM calls WHERE call_id = ?", (call_id,)).fetchone()
+        return None if row is None else self._call(row)
+
+    def base(self, call: ModelCall) -> tuple[int | None, tuple[int, ...], tuple[OriginSpan, ...]]:
+        """What a new call's prompt is stored against: row, its prompt and sampled ids, its origins.
+
+        Its parent when that is here, else the session's first call (system prompt and tools are the same).
+        """
+        row = None
+        if call.parent_call_id is not None:
+            row = self._connection.execute("SELECT id FROM calls WHERE call_id = ?", (call.parent_call_id,)).fetchone()
+        if row is None:
+            row = self._connection.execute(
+                "SELECT id FROM calls WHERE session_id = ? ORDER BY idx LIMIT 1", (call.session_id,)
+            ).fetchone()
+        if row is None:
+            return None, (), ()
+        return row[0], self._sequence(row[0]), self._prompt(row[0])[1]
+
+    def _call(self, row: tuple[Any, ...]) -> ModelCall:
+        try:
+            fields = self._content.decode(row[12])
+            ids, origins = self._prompt(row[0])
+            fields["prompt"] |= {"ids": ids, "origins": origins}
+            fields["sampled_ids"] = unpack_ids(row[9])
+            fields["logprobs"] = unpack_floats(row[10])
+            fields["sampling_logprobs"] = unpack_floats(row[11])
+            return msgspec.convert(fields, ModelCall)
+        except (msgspec.ValidationError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"damaged run database: call {row[1]} cannot be read ({error})") from error
+
+    def _sequence(self, row_id: int) -> tuple[int, ...]:
+        """Prompt and sampled ids of a finished call; the prompt alone while it runs (its answer will come)."""
+        if row_id not in self._sequences:
+            status, sampled = self._connection.execute(
+                "SELECT status, sampled_ids FROM calls WHERE id = ?", (row_id,)
+            ).fetchone()
+            ids = self._prompt(row_id)[0]
+            if status == CallStatus.INTENT.value:
+                return ids
+            self._sequences[row_id] = ids + unpack_ids(sampled)
+        return self._sequences[row_id]
+
+    def _prompt(self, row_id: int) -> tuple[tuple[int, ...], tuple[OriginSpan, ...]]:
+        """Rebuilds from the nearest remembered base forwards; no recursion, sessions can be long."""
+        pending: list[tuple[Any, ...]] = []
+        at: int | None = row_id
+        while at is not None and at not in self._prompts:
+            row = self._connection.execute(f"SELECT {_COLUMNS} FROM calls WHERE id = ?", (at,)).fetchone()
+            if row is None or (row[3] is not None and row[3] >= at):
+                raise StoreError(f"damaged run database: call row {at} is missing or its base comes after it")
+            pending.append(row)
+            at = row[3]
+        for row in reversed(pending):
+            base: tuple[int, ...] = ()
+            base_origins: tuple[OriginSpan, ...] = ()
+            if row[3] is not None:
+                base, base_origins = self._sequence(row[3]), self._prompts[row[3]][1]
+            ids = base[: row[4]] + unpack_ids(row[5])
+            if digest_ids(ids) != row[6]:
+                raise StoreError(f"damaged run database: the prompt of call {row[1]} does not match its digest")
+            try:
+                origins = msgspec.json.decode(row[8], type=tuple[OriginSpan, ...])
+            except (msgspec.DecodeError, ValueError) as error:
+                raise StoreError(f"damaged run database: origins of call {row[1]} ({error})") from error
+            self._prompts[row[0]] = (ids, base_origins[: row[7]] + origins)
+        return self._prompts[row_id]
+
+
+def insert_call(connection: sqlite3.Connection, call: ModelCall) -> None:
+    """Store a new call, whatever its status. StoreError when its id or its index in the session is taken."""
+    base, sequence, base_origins = CallReader(connection).base(call)
+    common = common_prefix(sequence, call.prompt.ids)
+    origins = call.prompt.origins
+    same = 0
+    while same < min(len(origins), len(base_origins)) and origins[same] == base_origins[same]:
+        same += 1
+    try:
+        connection.execute(
+            "INSERT INTO calls (call_id, session_id, idx, status, base, common, new_ids, prompt_sha256, "
+            "common_origins, new_origins, sampled_ids, logprobs, sampling_logprobs, detail) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                call.call_id,
+                call.session_id,
+                call.index,
+                call.status.value,
+                base,
+                common,
+                pack_ids(call.prompt.ids[common:]),
+                digest_ids(call.prompt.ids),
+                same,
+                msgspec.json.encode(origins[same:]),
+                *_answer_columns(connection, call),
+            ),
+        )
+    except sqlite3.IntegrityError as error:
+        raise StoreError(
+            f"call {call.call_id} or index {call.index} of session {call.session_id} is recorded already"
+        ) from error
+
+
+def finish_call(connection: sqlite3.Connection, call: ModelCall) -> None:
+    """Complete a call that was begun. StoreError when it was not, is finished, or has another prompt now."""
+    row = connection.execute(
+        "SELECT id, status, prompt_sha256 FROM calls WHERE call_id = ?", (call.call_id,)
+    ).fetchone()
+    if row is None:
+        raise StoreError(f"call {call.call_id} was never begun: record the intent before generating")
+    if row[1] != CallStatus.INTENT.value:
+        raise StoreError(f"call {call.call_id} is finished already ({row[1]}); a recorded call never changes")
+    if call.status is CallStatus.INTENT:
+        raise StoreError(f"call {call.call_id} cannot be finished with status intent")
+    if row[2] != digest_ids(call.prompt.ids):
+        raise StoreError(f"call {call.call_id} has another prompt than when it was begun")
+    connection.execute(
+        "UPDATE calls SET status = ?, sampled_ids = ?, logprobs = ?, sampling_logprobs = ?, detail = ? WHERE id = ?",
+        (call.status.value, *_answer_columns(connection, call), row[0]),
+    )
+
+
+def import_call(connection: sqlite3.Connection, call: ModelCall) -> None:
+    """Store a copy of a call recorded elsewhere; again is nothing. StoreError when a different one is here."""
+    known = CallReader(connection).find(call.call_id)
+    if known is None:
+        insert_call(connection, call)
+    elif known.status is CallStatus.INTENT and call.status is not CallStatus.INTENT:
+        finish_call(connection, call)
+    elif known != call:
+        raise StoreError(f"call {call.call_id} is here already and differs from the copy; the first one stands")
+
+
+def import_calls(connection: sqlite3.Connection, session_id: str, calls: Sequence[ModelCall]) -> None:
+    """`import_call` for all of them, or for none when one is refused."""
+    for call in calls:
+        if call.session_id != session_id:
+            raise StoreError(f"call {call.call_id} belongs to session {call.session_id}, not {session_id}")
+        import_call(connection, call)
+
+
+def _answer_columns(connection: sqlite3.Connection, call: ModelCall) -> tuple[bytes, bytes | None, bytes | None, bytes]:
+    fields: dict[str, Any] = {
+        name: msgspec.to_builtins(getattr(call, name))
+        for name in call.__struct_fields__
+        if name not in _APART and name != "prompt"
+    }
+    # The JSON that came over the wire goes in as it is: to_builtins would be a second opinion on it.
+    fields |= {"request": call.request, "response": call.response, "sampling_asked": call.sampling_asked}
+    fields["prompt"] = {
+        "images": msgspec.to_builtins(call.prompt.images),
+        "template_digest": call.prompt.template_digest,
+    }
+    return (
+        pack_ids(call.sampled_ids),
+        pack_floats(call.logprobs),
+        pack_floats(call.sampling_logprobs),
+        ContentWriter(connection).encode(fields),
+    )

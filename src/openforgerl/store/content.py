@@ -1,0 +1,144 @@
+"""JSON values stored by content, so that disk grows with what is new.
+
+A conversation is sent whole with every turn, in the request and in its canonical form. Three rules make the
+stored size follow what is new: a string of `LONG_STRING` characters or more is stored once and referred to;
+a list with structure in it is a chain of nodes (previous node, item), so a list that extends another shares
+all of the other's nodes; everything else is written out. References are objects with one key that starts
+with NUL; an object of the caller's that has such a key is written as a list of pairs instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from typing import Any
+
+import msgspec
+
+from openforgerl.errors import StoreError
+from openforgerl.types import JsonValue
+
+LONG_STRING = 128
+"""Shorter strings cost less written out than as a reference."""
+
+_STRING = "\x00s"
+_CHAIN = "\x00c"
+_PAIRS = "\x00d"
+
+
+class ContentWriter:
+    """Puts JSON values into the tables of one open transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def encode(self, value: JsonValue) -> bytes:
+        """`value` as JSON bytes in which what is long or shared is a reference.
+
+        Raises StoreError when it is not a JSON value (NaN, an object with keys that are no strings, ...).
+        """
+        try:
+            return msgspec.json.encode(self._skeleton(value))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise StoreError(f"not a JSON value that can be stored: {error}") from error
+
+    def _skeleton(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return {_STRING: self._content(value.encode())} if len(value) >= LONG_STRING else value
+        if isinstance(value, dict):
+            if not all(isinstance(key, str) for key in value):
+                raise TypeError("an object has a key that is no string")
+            items: dict[str, Any] = {key: self._skeleton(item) for key, item in value.items()}
+            if any(key.startswith("\x00") for key in items):
+                return {_PAIRS: [[key, item] for key, item in items.items()]}
+            return items
+        if isinstance(value, list | tuple):
+            if not any(isinstance(item, dict | list | tuple) for item in value):
+                return [self._skeleton(item) for item in value]
+            node = 0
+            for item in value:
+                node = self._node(node, self._content(msgspec.json.encode(self._skeleton(item))))
+            return {_CHAIN: node}
+        if value is None or isinstance(value, bool | int):
+            return value
+        if isinstance(value, float) and value - value == 0:  # finite: NaN and infinity are no JSON
+            return value
+        raise TypeError(f"{value!r} is not JSON")
+
+    def _content(self, data: bytes) -> int:
+        digest = hashlib.sha256(data).digest()
+        found = self._connection.execute("SELECT id FROM content WHERE digest = ?", (digest,)).fetchone()
+        if found:
+            return found[0]
+        insert = "INSERT INTO content (digest, data) VALUES (?, ?) RETURNING id"
+        return self._connection.execute(insert, (digest, data)).fetchone()[0]
+
+    def _node(self, prev: int, item: int) -> int:
+        found = self._connection.execute("SELECT id FROM chain WHERE prev = ? AND item = ?", (prev, item)).fetchone()
+        if found:
+            return found[0]
+        insert = "INSERT INTO chain (prev, item) VALUES (?, ?) RETURNING id"
+        return self._connection.execute(insert, (prev, item)).fetchone()[0]
+
+
+class ContentReader:
+    """Reads values back; remembers what it has read, so a session's calls cost what is new in each."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._strings: dict[int, str] = {}
+        self._items: dict[int, bytes] = {}
+        self._chains: dict[int, tuple[int, int]] = {}
+
+    def decode(self, data: bytes) -> JsonValue:
+        """The value that `ContentWriter.encode` was given. StoreError when anything is missing or damaged."""
+        try:
+            return self._value(msgspec.json.decode(data))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(f"damaged stored JSON: {error}") from error
+
+    def _value(self, skeleton: Any) -> Any:
+        if isinstance(skeleton, list):
+            return [self._value(item) for item in skeleton]
+        if not isinstance(skeleton, dict):
+            return skeleton
+        if len(skeleton) == 1:
+            key, inner = next(iter(skeleton.items()))
+            if key == _STRING:
+                return self._string(inner)
+            if key == _CHAIN:
+                return self._list(inner)
+            if key == _PAIRS:
+                return {key: self._value(item) for key, item in inner}
+        return {key: self._value(item) for key, item in skeleton.items()}
+
+    def _string(self, content: int) -> str:
+        if content not in self._strings:
+            self._strings[content] = self._data(content).decode()
+        return self._strings[content]
+
+    def _list(self, node: int) -> list[Any]:
+        items: list[int] = []
+        while node:
+            if node not in self._chains:
+                found = self._connection.execute("SELECT prev, item FROM chain WHERE id = ?", (node,)).fetchone()
+                if found is None:
+                    raise StoreError(f"damaged run database: list node {node} is missing")
+                self._chains[node] = found
+            prev, item = self._chains[node]
+            if prev >= node:
+                raise StoreError(f"damaged run database: list node {node} follows node {prev}")
+            items.append(item)
+            node = prev
+        values: list[Any] = []
+        for item in reversed(items):
+            if item not in self._items:
+                self._items[item] = self._data(item)
+            values.append(self._value(msgspec.json.decode(self._items[item])))
+        return values
+
+    def _data(self, content: int) -> bytes:
+        found = self._connection.execute("SELECT digest, data FROM content WHERE id = ?", (content,)).fetchone()
+        if found is None or hashlib.sha256(found[1]).digest() != found[0]:
+            raise StoreError(f"damaged run database: content {content} is missing or altered")
+        return found[1]
