@@ -14,6 +14,7 @@
     │   └── ContextOverflow        prompt and answer do not fit the context
     ├── EngineError                the inference engine failed (infrastructure)
     │   └── EngineOverloaded       try again later; carries retry_after in seconds
+    ├── TrainingError              an optimizer step or checkpoint that must not be used (not finite, damaged)
     ├── StageError                 what `boundary()` raises: stage, kind, origin, retryable
     └── Interrupted                a person or signal asked us to stop; work is saved
 
@@ -121,6 +122,10 @@ class EngineOverloaded(EngineError):
 
 class Interrupted(OpenForgeError):
     """Stopped on request (Ctrl-C, SIGTERM). What was finished is stored; the message says how to resume."""
+
+
+class TrainingError(OpenForgeError):
+    """Training cannot go on: a loss or gradient is not finite, or a checkpoint is damaged. Nothing was changed."""
 
 
 class StageError(OpenForgeError):
