@@ -6,6 +6,7 @@ Runs inside a transaction of `Database`; knows nothing of threads or of asyncio.
 from __future__ import annotations
 
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,21 +15,55 @@ import msgspec
 from openforgerl.errors import StoreError
 from openforgerl.store.content import ContentReader, ContentWriter
 from openforgerl.store.packing import common_prefix, digest_ids, pack_floats, pack_ids, unpack_floats, unpack_ids
-from openforgerl.types import CallStatus, ModelCall, OriginSpan
+from openforgerl.types import CallStatus, ModelCall, OriginSpan, Prompt
 
 _COLUMNS = (
     "id, call_id, status, base, common, new_ids, prompt_sha256, common_origins, new_origins, sampled_ids, "
     "logprobs, sampling_logprobs, detail"
 )
-_APART = ("sampled_ids", "logprobs", "sampling_logprobs")
-"""Fields of a call that have columns of their own; `prompt.ids` and `prompt.origins` too."""
+_APART = ("sampled_ids", "logprobs", "sampling_logprobs", "prompt")
+"""Fields of a call that have columns of their own."""
+_AS_RECEIVED = ("request", "response", "sampling_asked")
+"""JSON from the wire, stored as it is."""
+
+
+class RecentPrompts:
+    """Prompts written lately, so that a long session's next call need not rebuild all before it.
+
+    Found by call id and prompt digest, so an entry is right even when its row was rolled back. Used by the
+    writing thread only.
+    """
+
+    MOST_IDS = 2_000_000
+
+    def __init__(self) -> None:
+        self._prompts: OrderedDict[tuple[str, bytes], Prompt] = OrderedDict()
+        self._ids = 0
+
+    def put(self, call: ModelCall, digest: bytes) -> None:
+        """Remember the prompt of `call`; the longest unused ones go when there are more than `MOST_IDS` ids."""
+        key = (call.call_id, digest)
+        if key not in self._prompts:
+            self._prompts[key] = call.prompt
+            self._ids += len(call.prompt.ids)
+        while self._ids > self.MOST_IDS:
+            _, old = self._prompts.popitem(last=False)
+            self._ids -= len(old.ids)
+
+    def get(self, call_id: str, digest: bytes) -> Prompt | None:
+        """The prompt, or None when it is not remembered."""
+        key = (call_id, digest)
+        if key in self._prompts:
+            self._prompts.move_to_end(key)
+        return self._prompts.get(key)
 
 
 class CallReader:
     """Rebuilds calls; remembers prompts it has rebuilt, so that a session is read in one pass."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, recent: RecentPrompts | None = None) -> None:
         self._connection = connection
+        self._recent = recent
         self._content = ContentReader(connection)
         self._prompts: dict[int, tuple[tuple[int, ...], tuple[OriginSpan, ...]]] = {}
         self._sequences: dict[int, tuple[int, ...]] = {}
@@ -94,6 +129,10 @@ class CallReader:
             row = self._connection.execute(f"SELECT {_COLUMNS} FROM calls WHERE id = ?", (at,)).fetchone()
             if row is None or (row[3] is not None and row[3] >= at):
                 raise StoreError(f"damaged run database: call row {at} is missing or its base comes after it")
+            prompt = self._recent.get(row[1], row[6]) if self._recent else None
+            if prompt is not None:
+                self._prompts[at] = (prompt.ids, prompt.origins)
+                break
             pending.append(row)
             at = row[3]
         for row in reversed(pending):
@@ -112,9 +151,10 @@ class CallReader:
         return self._prompts[row_id]
 
 
-def insert_call(connection: sqlite3.Connection, call: ModelCall) -> None:
+def insert_call(connection: sqlite3.Connection, call: ModelCall, recent: RecentPrompts) -> None:
     """Store a new call, whatever its status. StoreError when its id or its index in the session is taken."""
-    base, sequence, base_origins = CallReader(connection).base(call)
+    base, sequence, base_origins = CallReader(connection, recent).base(call)
+    digest = digest_ids(call.prompt.ids)
     common = common_prefix(sequence, call.prompt.ids)
     origins = call.prompt.origins
     same = 0
@@ -133,7 +173,7 @@ def insert_call(connection: sqlite3.Connection, call: ModelCall) -> None:
                 base,
                 common,
                 pack_ids(call.prompt.ids[common:]),
-                digest_ids(call.prompt.ids),
+                digest,
                 same,
                 msgspec.json.encode(origins[same:]),
                 *_answer_columns(connection, call),
@@ -143,6 +183,7 @@ def insert_call(connection: sqlite3.Connection, call: ModelCall) -> None:
         raise StoreError(
             f"call {call.call_id} or index {call.index} of session {call.session_id} is recorded already"
         ) from error
+    recent.put(call, digest)
 
 
 def finish_call(connection: sqlite3.Connection, call: ModelCall) -> None:
@@ -164,33 +205,36 @@ def finish_call(connection: sqlite3.Connection, call: ModelCall) -> None:
     )
 
 
-def import_call(connection: sqlite3.Connection, call: ModelCall) -> None:
+def import_call(connection: sqlite3.Connection, call: ModelCall, recent: RecentPrompts) -> None:
     """Store a copy of a call recorded elsewhere; again is nothing. StoreError when a different one is here."""
     known = CallReader(connection).find(call.call_id)
     if known is None:
-        insert_call(connection, call)
+        insert_call(connection, call, recent)
     elif known.status is CallStatus.INTENT and call.status is not CallStatus.INTENT:
         finish_call(connection, call)
     elif known != call:
         raise StoreError(f"call {call.call_id} is here already and differs from the copy; the first one stands")
 
 
-def import_calls(connection: sqlite3.Connection, session_id: str, calls: Sequence[ModelCall]) -> None:
+def import_calls(
+    connection: sqlite3.Connection, session_id: str, calls: Sequence[ModelCall], recent: RecentPrompts
+) -> None:
     """`import_call` for all of them, or for none when one is refused."""
     for call in calls:
         if call.session_id != session_id:
             raise StoreError(f"call {call.call_id} belongs to session {call.session_id}, not {session_id}")
-        import_call(connection, call)
+        import_call(connection, call, recent)
 
 
 def _answer_columns(connection: sqlite3.Connection, call: ModelCall) -> tuple[bytes, bytes | None, bytes | None, bytes]:
-    fields: dict[str, Any] = {
-        name: msgspec.to_builtins(getattr(call, name))
-        for name in call.__struct_fields__
-        if name not in _APART and name != "prompt"
-    }
-    # The JSON that came over the wire goes in as it is: to_builtins would be a second opinion on it.
-    fields |= {"request": call.request, "response": call.response, "sampling_asked": call.sampling_asked}
+    try:
+        fields: dict[str, Any] = {
+            name: getattr(call, name) if name in _AS_RECEIVED else msgspec.to_builtins(getattr(call, name))
+            for name in call.__struct_fields__
+            if name not in _APART
+        }
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"call {call.call_id}: not a JSON value that can be stored: {error}") from error
     fields["prompt"] = {
         "images": msgspec.to_builtins(call.prompt.images),
         "template_digest": call.prompt.template_digest,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from openforgerl.errors import StoreError
-from openforgerl.store.call_rows import CallReader, finish_call, import_calls, insert_call
+from openforgerl.store.call_rows import CallReader, RecentPrompts, finish_call, import_calls, insert_call
 from openforgerl.store.database import Database
 from openforgerl.types import CallStatus, ModelCall, Session, SessionState
 
@@ -21,6 +21,7 @@ class CallStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._recent = RecentPrompts()
 
     async def put_session(self, session: Session) -> None:
         """Record a new session; the same again is nothing. StoreError when the id is taken by another."""
@@ -47,7 +48,7 @@ class CallStore:
         """Commit the intent row, before anything is sampled. `call.status` must be `intent`."""
         if call.status is not CallStatus.INTENT:
             raise StoreError(f"call {call.call_id} must begin with status intent, not {call.status}")
-        await self._database.write(lambda connection: insert_call(connection, call))
+        await self._database.write(lambda connection: insert_call(connection, call, self._recent))
 
     async def finish(self, call: ModelCall) -> None:
         """Commit the finished call, before its last byte is sent. StoreError when not begun or finished already."""
@@ -62,7 +63,7 @@ class CallStore:
 
         Returning is the acknowledgement: the calls are committed. StoreError when one differs from what is here.
         """
-        await self._database.write(lambda connection: import_calls(connection, session_id, calls))
+        await self._database.write(lambda connection: import_calls(connection, session_id, calls, self._recent))
 
     async def close(self) -> None:
         """Wait until everything asked for so far is committed. The database stays open: others use it too."""

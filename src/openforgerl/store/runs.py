@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from openforgerl.errors import AlreadyCommitted, StoreError
-from openforgerl.store.call_rows import CallReader, import_calls
+from openforgerl.store.call_rows import CallReader, RecentPrompts, import_calls
 from openforgerl.store.database import Database
 from openforgerl.store.sample_rows import insert_samples, read_samples
 from openforgerl.types import Attempt, JsonValue, ModelCall, Rollout, SampleSet, SandboxRef, Verdict
@@ -35,6 +35,7 @@ class RunStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._recent = RecentPrompts()
 
     async def put_run(self, run_id: str, config_digest: str, config: JsonValue = None) -> None:
         """Record a run; the same again is nothing (resume).
@@ -195,7 +196,7 @@ class RunStore:
 
     async def import_calls(self, session_id: str, calls: Sequence[ModelCall]) -> None:
         """Copy a session's calls from the proxy that recorded them; see `CallStore.import_calls`."""
-        await self._database.write(lambda connection: import_calls(connection, session_id, calls))
+        await self._database.write(lambda connection: import_calls(connection, session_id, calls, self._recent))
 
     async def calls(self, session_id: str) -> list[ModelCall]:
         """All calls of a session (= attempt) that are here, in order of arrival."""
