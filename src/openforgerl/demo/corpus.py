@@ -204,6 +204,44 @@ def _slotted_command(rng: Random) -> list[dict[str, Any]]:
     ]
 
 
+_FILLERS: tuple[str, ...] = ("the", "file", "and", "in", "of", "with", "a", "new", "then", "it", "for", "one")
+_JOINTS: tuple[tuple[str, str], ...] = (("", " "), ("to", " > "), ("from", " < "))
+"""What may stand before a name, and how the command joins that name on."""
+
+
+def _picked_command(rng: Random) -> list[dict[str, Any]]:
+    """Names strewn among small words; the call wants the names alone, in their order."""
+    said = [command := name(rng)]
+    for place in range(rng.choice((1, 2, 2, 3))):
+        part = rng.choice((name, file_name, file_name))(rng)
+        word, joint = rng.choice(_JOINTS) if place else _JOINTS[0]
+        said += [*rng.choices(_FILLERS, k=rng.randint(0, 3)), word, part]
+        command += joint + part
+    return [
+        {"role": "user", "content": f"{' '.join(filter(None, said))}."},
+        _call("bash", command=command),
+        {"role": "tool", "content": rng.choice(("(no output)", _text(rng)))},
+    ]
+
+
+def _two_calls(rng: Random, harness: str) -> list[dict[str, Any]]:
+    """The second call carries a name from the first one's result."""
+    verb, part, path = name(rng), rng.choice((name, file_name))(rng), file_name(rng)
+    lines = [rng.choice((name, file_name))(rng) for _ in range(rng.choice((1, 1, 2)))]
+    ask = rng.choice(("Do {0} {1}, then put the first answer in {2}.", "{0} {1} and put what it says first in {2}"))
+    if harness == "pi":
+        second, result = _call("write", path=path, content=lines[0]), f"Successfully wrote to {path}"
+    else:
+        second, result = _call("bash", command=f"echo {lines[0]} > {path}"), "(no output)"
+    return [
+        {"role": "user", "content": ask.format(verb, part, path)},
+        _call("bash", command=f"{verb} {part}"),
+        {"role": "tool", "content": "\n".join(lines) + "\n"},
+        second,
+        {"role": "tool", "content": result},
+    ]
+
+
 def _dictated_write(rng: Random) -> list[dict[str, Any]]:
     path, text = file_name(rng), " ".join(_names(rng, 1, 3))
     ask = rng.choice(("path {0} content {1}", "content {1} path {0}", "Use the tool: path {0}, content {1}"))
@@ -224,11 +262,12 @@ def _dictated_read(rng: Random) -> list[dict[str, Any]]:
 
 
 def conversation(rng: Random, harness: str) -> list[dict[str, Any]]:
-    """User turn, one call with what the user dictated, its result, and "Done."."""
-    kinds = [_dictated_command, _dictated_command, _slotted_command]
-    if harness == "pi":
-        kinds += [_dictated_write, _dictated_read]
-    return [*rng.choice(kinds)(rng), {"role": "assistant", "content": "Done."}]
+    """User turn, one or two calls with what the user dictated, their results, and "Done."."""
+    kinds = [_dictated_command, _slotted_command, _picked_command, _picked_command]
+    kinds += [_dictated_write, _dictated_read] if harness == "pi" else []
+    place = rng.randrange(len(kinds) + 1)
+    turns = kinds[place](rng) if place < len(kinds) else _two_calls(rng, harness)
+    return [*turns, {"role": "assistant", "content": "Done."}]
 
 
 def tokenizer_texts(seed: int) -> Iterator[str]:
