@@ -1,0 +1,259 @@
+"""Which conversation of a session a request belongs to, and which sampled turns its history repeats.
+
+By content first: a request continues call C when C's messages and C's answer are a canonical prefix of its own
+messages, with the same tools. Where content does not tell, the harness's headers and opening words do
+(`signs.py`). A conversation that nothing explains is `unattributed`: agent code can call the model too.
+
+A function of the set of known calls: the order in which they are given does not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from openforgerl.conversation import digest_message, digest_outline, digest_tools, same_message, same_tools
+from openforgerl.trajectory.signs import Announcement, announcement, stated_role
+from openforgerl.types import (
+    CallStatus,
+    Conversation,
+    FinishReason,
+    Message,
+    ModelCall,
+    Role,
+    ThreadRole,
+)
+
+_QUOTE = 24
+"""A compaction answer of fewer characters is no evidence when it turns up in another conversation."""
+
+
+class Attribution(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request belongs."""
+
+    thread: str
+    role: ThreadRole
+    evidence: str
+    parent_call_id: str | None
+    """The call whose answer the history continues."""
+    restored: dict[int, ModelCall] = {}
+    """Index of an assistant message → the call whose delivered answer it canonically equals, with everything
+    before it equal too: condition (1) of the restoring rule (DESIGN §5)."""
+
+
+class _Match(msgspec.Struct, frozen=True, kw_only=True):
+    call: ModelCall
+    length: int
+    """Messages of the history that the call's messages and answer cover."""
+    exact: bool
+    """Canonically equal; False = equal but for reasoning that the harness dropped."""
+
+
+def attribute(
+    known: Sequence[ModelCall],
+    conversation: Conversation,
+    *,
+    headers: Mapping[str, str],
+    opening: bool,
+    max_tokens: int | None = None,
+) -> Attribution:
+    """Attribute a request.
+
+    `known`: all calls of the session so far, running ones (`intent`) too. `headers`: the request's, in any
+    case. `opening`: whether this may be the session's first request (matters only while nothing is known).
+    `max_tokens`: as asked, to tell probes.
+    """
+    calls = sorted(known, key=lambda call: (call.index, call.call_id))
+    said = announcement(headers)
+    stated = stated_role(conversation, max_tokens)
+
+    repeated = _repeated(calls, conversation, said)
+    if repeated is not None and repeated.parent_call_id is None:
+        return Attribution(
+            thread=repeated.thread,
+            role=repeated.role,
+            evidence=f"repeats {repeated.call_id}",
+            parent_call_id=None,
+        )
+    match = _parent(calls, conversation, said)
+    if match is None:
+        thread, role, evidence = _root(calls, conversation, said, stated, opening)
+        return Attribution(thread=thread, role=role, evidence=evidence, parent_call_id=None)
+    parent = match.call
+    thread, role = parent.thread, parent.role
+    evidence = f"continues {parent.call_id}" + ("" if match.exact else ", reasoning dropped")
+    if said.subagent is not None and said.subagent != _agent(parent):
+        thread, role, evidence = f"subagent:{said.subagent}", ThreadRole.SUBAGENT, f"{said.evidence}, {evidence}"
+    elif stated is not None and role is not stated[0]:
+        thread, role, evidence = _named(stated[0], conversation), stated[0], f"{stated[1]}, {evidence}"
+    return Attribution(
+        thread=thread,
+        role=role,
+        evidence=evidence,
+        parent_call_id=parent.call_id,
+        restored=_restored(calls, parent, conversation),
+    )
+
+
+def _repeated(calls: Sequence[ModelCall], conversation: Conversation, said: Announcement) -> ModelCall | None:
+    """The first known call with the very same request by the same agent: this one is its sibling."""
+    for call in calls:
+        theirs = call.conversation
+        if (
+            len(theirs.messages) == len(conversation.messages)
+            and _agent(call) == said.subagent
+            and same_tools(theirs.tools, conversation.tools)
+            and all(map(same_message, theirs.messages, conversation.messages))
+        ):
+            return call
+    return None
+
+
+def _parent(calls: Sequence[ModelCall], conversation: Conversation, said: Announcement) -> _Match | None:
+    """The call that covers most of the history; of equals an exact one, of the same agent, delivered, the last."""
+    best: tuple[tuple[int, bool, bool, bool, int], _Match] | None = None
+    for position, call in enumerate(calls):
+        match = _continues(call, conversation)
+        if match is None:
+            continue
+        rank = (
+            match.length,
+            match.exact,
+            _agent(call) == said.subagent,
+            call.status is CallStatus.COMPLETE,
+            position,
+        )
+        if best is None or rank > best[0]:
+            best = rank, match
+    return None if best is None else best[1]
+
+
+def _continues(call: ModelCall, conversation: Conversation) -> _Match | None:
+    if call.answer is None:
+        return None
+    length = len(call.conversation.messages) + 1
+    history = conversation.messages[:length]
+    if len(history) < length or history[-1].role is not Role.ASSISTANT:
+        return None
+    if not same_tools(call.conversation.tools, conversation.tools):
+        return None
+    theirs = (*call.conversation.messages, call.answer)
+    exact = True
+    for left, right in zip(reversed(theirs), reversed(history), strict=True):  # the answer differs first, if any
+        if exact and same_message(left, right):
+            continue
+        exact = False
+        if digest_outline(left) != digest_outline(right):
+            return None
+    return _Match(call=call, length=length, exact=exact)
+
+
+def _restored(calls: Sequence[ModelCall], parent: ModelCall, conversation: Conversation) -> dict[int, ModelCall]:
+    """Along the parent's chain: every delivered call whose messages and answer the history repeats exactly."""
+    by_id = {call.call_id: call for call in calls}
+    restored: dict[int, ModelCall] = {}
+    call: ModelCall | None = parent
+    seen: set[str] = set()
+    while call is not None and call.call_id not in seen:
+        seen.add(call.call_id)
+        match = _continues(call, conversation)
+        delivered = call.status is CallStatus.COMPLETE and call.finish_reason is not FinishReason.STOP_STRING
+        if match is not None and match.exact and delivered:
+            restored[match.length - 1] = call
+        call = by_id.get(call.parent_call_id) if call.parent_call_id is not None else None
+    return dict(sorted(restored.items()))
+
+
+def _root(
+    calls: Sequence[ModelCall],
+    conversation: Conversation,
+    said: Announcement,
+    stated: tuple[ThreadRole, str] | None,
+    opening: bool,
+) -> tuple[str, ThreadRole, str]:
+    """Thread, role and evidence of a conversation that continues no known answer."""
+    if said.subagent is not None:
+        return f"subagent:{said.subagent}", ThreadRole.SUBAGENT, said.evidence
+    if stated is not None:
+        return _named(stated[0], conversation), *stated
+    main = [call for call in calls if call.role is ThreadRole.MAIN]
+    if not any(call.answer is not None or call.status is CallStatus.INTENT for call in main) and (opening or calls):
+        # Nothing of the main conversation was delivered yet, so no code of the agent's can have run.
+        return "main", ThreadRole.MAIN, "opens the session"
+    if said.conversation is not None and any(
+        announcement(call.request_headers).conversation == said.conversation for call in main
+    ):
+        return "main", ThreadRole.MAIN, "header names the main conversation"
+    rewritten = _rewritten(calls, conversation)
+    if rewritten is not None:
+        return rewritten
+    return _named(ThreadRole.UNATTRIBUTED, conversation), ThreadRole.UNATTRIBUTED, "neither opens nor is announced"
+
+
+def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[str, ThreadRole, str] | None:
+    """Is this a known conversation whose history the harness edited (dropped, merged or compacted turns)?
+
+    Yes when it begins like it, up to and including the first user message, under the same tools or with
+    a sampled answer in that beginning; or when it carries the answer of a compaction of this session.
+    """
+    best: tuple[int, ModelCall] | None = None
+    for call in calls:
+        theirs = call.conversation.messages
+        common = 0
+        while common < min(len(theirs), len(conversation.messages)) and same_message(
+            theirs[common], conversation.messages[common]
+        ):
+            common += 1
+        beginning = theirs[:common]
+        if not any(message.role is Role.USER for message in beginning):
+            continue
+        sampled = any(message.role is Role.ASSISTANT for message in beginning)
+        if not sampled and not same_tools(call.conversation.tools, conversation.tools):
+            continue
+        if best is None or common >= best[0]:
+            best = common, call
+    if best is not None:
+        common, call = best
+        return call.thread, call.role, f"rewrites {call.call_id} after {common} messages"
+    for call in reversed(calls):
+        if call.role is not ThreadRole.COMPACTION or call.answer is None or len(call.answer.text.strip()) < _QUOTE:
+            continue
+        if any(call.answer.text.strip() in message.text for message in conversation.messages):
+            compacted = _compacted_thread(calls, call, conversation)
+            if compacted is not None:
+                return compacted.thread, compacted.role, f"goes on from the summary of {call.call_id}"
+    return None
+
+
+def _compacted_thread(
+    calls: Sequence[ModelCall], compaction: ModelCall, conversation: Conversation
+) -> ModelCall | None:
+    """The last call before the compaction that has the system prompt and tools of what goes on after it."""
+    for call in reversed(calls):
+        if (
+            call.index < compaction.index
+            and call.role is not ThreadRole.COMPACTION
+            and same_tools(call.conversation.tools, conversation.tools)
+            and _same_system(call.conversation.messages, conversation.messages)
+        ):
+            return call
+    return None
+
+
+def _same_system(left: Sequence[Message], right: Sequence[Message]) -> bool:
+    first, second = left[:1], right[:1]
+    has_system = [bool(start) and start[0].role is Role.SYSTEM for start in (first, second)]
+    return has_system == [True, True] and same_message(first[0], second[0])
+
+
+def _agent(call: ModelCall) -> str | None:
+    """Id of the sub-agent that the call's own headers announced."""
+    return announcement(call.request_headers).subagent
+
+
+def _named(role: ThreadRole, conversation: Conversation) -> str:
+    """A thread name that depends on the conversation alone, not on when it arrived."""
+    digests = [digest_tools(conversation.tools), *map(digest_message, conversation.messages)]
+    return f"{role.value}:{hashlib.sha256(' '.join(digests).encode()).hexdigest()[:12]}"
