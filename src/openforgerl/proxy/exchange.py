@@ -1,0 +1,394 @@
+"""ONE model call, from a parsed request to the last byte of its answer.
+
+Read `Exchange.run`: find the thread, render, commit the intent, sample and stream, commit the call, send the
+rest. Whatever happens in between, the call is recorded; nothing here knows HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+
+from openforgerl.errors import (
+    ContextOverflow,
+    EngineError,
+    EngineOverloaded,
+    StoreError,
+    TemplateError,
+    WireError,
+)
+from openforgerl.protocols import AnswerParser, InferenceEngine, Renderer
+from openforgerl.proxy.options import ProxyOptions
+from openforgerl.proxy.sampled import SampledTokens
+from openforgerl.proxy.sessions import CallLog, Ended, LiveSession, SessionRegistry
+from openforgerl.trajectory.threads import attribute
+from openforgerl.types import (
+    CallStatus,
+    CallTiming,
+    Chunk,
+    FinishReason,
+    MessageDelta,
+    ModelCall,
+    Sampling,
+)
+from openforgerl.wire import Answer, Dialect, Head, MessageBuilder, Request, StopStrings, comment
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Gateway(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an exchange depends on."""
+
+    engine: InferenceEngine
+    renderer: Renderer
+    store: CallLog
+    sessions: SessionRegistry
+    options: ProxyOptions
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as it came in."""
+
+    request: Request
+    headers: Mapping[str, str]
+    """Without credentials, names in lower case."""
+    received: float
+    """Unix seconds."""
+
+
+class ClientLeft(Exception):
+    """The client closed its side or stopped reading."""
+
+
+class Outlet(Protocol):
+    """Where an answer goes. Every method raises ClientLeft when nobody is there any more."""
+
+    async def write(self, piece: bytes) -> None:
+        """Part of a stream; the first one starts it."""
+        ...
+
+    async def whole(self, body: bytes) -> None:
+        """A whole JSON answer."""
+        ...
+
+    async def fail(self, error: WireError, event: bytes) -> None:
+        """An error answer; or, in a stream that has started, `event`, and the stream is cut."""
+        ...
+
+
+class _Stopped(Exception):
+    """The call was stopped from outside; `Exchange.stopped_by` says why."""
+
+
+class Exchange:
+    """One call in flight."""
+
+    def __init__(
+        self, gateway: Gateway, session: LiveSession, dialect: Dialect, arrival: Arrival, outlet: Outlet
+    ) -> None:
+        self._gateway = gateway
+        self._session = session
+        self._dialect = dialect
+        self._arrival = arrival
+        self._outlet = outlet
+        self.call_id = uuid.uuid4().hex
+        self.recorded = asyncio.Event()
+        """Set when nothing of this call is left to be written to the store."""
+        self.stopped_by: Ended | None = None
+        request = arrival.request
+        self._head = Head(
+            call_id=self.call_id,
+            model=request.model or gateway.engine.model_name,
+            created=int(arrival.received),
+            include_usage=request.include_usage,
+        )
+        self._writer = dialect.writer(self._head)
+        self._current: asyncio.Task[Any] | None = None
+        self._call: ModelCall | None = None
+        """The intent that is committed and waits for its end."""
+        self._stops = StopStrings(request.stop)
+        self._built = MessageBuilder()
+        self._unsent: list[MessageDelta] = []
+        self._sampled = SampledTokens()
+        self._sending = asyncio.Lock()
+        self._opened = False
+        self._last_sent = time.monotonic()
+
+    def abort(self, why: Ended) -> None:
+        """Stop as soon as possible; what was sampled is recorded. The first reason stands."""
+        if self.stopped_by is None:
+            self.stopped_by = why
+            if self._current is not None:
+                self._current.cancel()
+
+    async def run(self) -> None:
+        """Answer the call. Every failure goes to the client and into the record; none is raised."""
+        async with self._session.enrolled(self):
+            beats = asyncio.create_task(self._keep_alive())
+            try:
+                last = await self._until_recorded()
+            finally:
+                self.recorded.set()
+                async with self._sending:  # never cut a piece that is being written
+                    beats.cancel()
+        try:
+            if isinstance(last, WireError):
+                await self._outlet.fail(last, self._writer.fail(last))
+            elif last is not None and self._arrival.request.stream:
+                await self._send(last)
+            elif last is not None:
+                await self._outlet.whole(last)
+        except ClientLeft:
+            logger.info("call %s: the client left before the last byte", self.call_id)
+
+    async def _until_recorded(self) -> bytes | WireError | None:
+        """The call up to its commit; what is then still to be sent (None: nobody is there)."""
+        session = self._session
+        try:
+            await self._until_stopped(session.take_place())
+            try:
+                call, prompt_left = self._prepare()
+                await self._gateway.store.begin(call)
+                self._call = call
+                session.remember(call)
+                if prompt_left < 1:
+                    raise ContextOverflow(len(call.prompt.ids), self._gateway.engine.context_length)
+                return await self._complete(call, await self._until_stopped(self._generate(call)))
+            finally:
+                session.leave_place()
+        except Exception as error:  # noqa: BLE001  (even a bug of ours is recorded and told, never dropped)
+            return await self._failed(error)
+
+    def _prepare(self) -> tuple[ModelCall, int]:
+        """The call as an intent, and how many tokens the context has left for its answer (may be 0 or less)."""
+        session, engine = self._session, self._gateway.engine
+        session.check_open()
+        session.check_tokens()
+        request, record = self._arrival.request, session.record
+        index = session.take_index()
+        found = attribute(
+            session.known,
+            request.conversation,
+            headers=self._arrival.headers,
+            opening=index == 0,
+            max_tokens=request.max_tokens,
+        )
+        prompt = self._gateway.renderer.render(
+            request.conversation,
+            restored=found.restored,
+            clock=record.opened_at,
+            kwargs=record.template_kwargs,
+        )
+        left = engine.context_length - len(prompt.ids)
+        applied = _applied(record.sampling, request, left, session.tokens_left)
+        unlisted = tuple(f"unlisted field {name}" for name in request.unlisted)
+        call = ModelCall(
+            call_id=self.call_id,
+            session_id=record.session_id,
+            index=index,
+            dialect=request.dialect,
+            thread=found.thread,
+            role=found.role,
+            role_evidence=found.evidence,
+            parent_call_id=found.parent_call_id,
+            status=CallStatus.INTENT,
+            conversation=request.conversation,
+            prompt=prompt,
+            weights_version=engine.weights_version,
+            sampling_asked=request.asked,
+            sampling_applied=applied,
+            off_policy=applied.off_policy,
+            warnings=(*request.warnings, *unlisted),
+            timing=CallTiming(received=self._arrival.received),
+            request=request.raw,
+            request_headers=dict(self._arrival.headers),
+        )
+        return call, left
+
+    async def _generate(self, call: ModelCall) -> FinishReason:
+        """Sample and deliver piece by piece. Sampling goes on only when a piece is out of our hands."""
+        parser = self._gateway.renderer.parser(call.conversation, call.prompt)
+        stream = self._gateway.engine.generate(
+            call.prompt, call.sampling_applied, affinity=call.session_id, deadline=self._session.deadline
+        )
+        async with aclosing(cast(_Closing, stream)):
+            async for chunk in stream:
+                self._sampled.add(chunk)
+                self._session.sampled += len(chunk.ids)
+                finish = self._finish_at(chunk, parser)
+                if finish is not None:
+                    return self._finished(finish, parser)
+                if self._unsent and self._arrival.request.stream:
+                    unsent, self._unsent = self._unsent, []
+                    await self._send(self._writer.write(unsent))
+        raise EngineError("the engine ended an answer without a finish reason")
+
+    def _finish_at(self, chunk: Chunk, parser: AnswerParser) -> FinishReason | None:
+        """Take in a chunk; the finish reason when the answer ends with it, whoever ends it."""
+        self._show(parser.feed(chunk.ids))
+        if chunk.finish is FinishReason.ABORTED:
+            self.abort(Ended.DEADLINE)
+            raise _Stopped
+        if chunk.finish is FinishReason.ERROR:
+            raise EngineError("the engine reported an error without a reason")
+        if self._stops.hit is not None:
+            return FinishReason.STOP_STRING
+        if chunk.finish is None and self._session.tokens_left is not None and self._session.tokens_left <= 0:
+            return FinishReason.LENGTH
+        return chunk.finish
+
+    def _finished(self, finish: FinishReason, parser: AnswerParser) -> FinishReason:
+        """Take in what the parser held back; check that the pieces are the whole."""
+        tail, whole = parser.finish()
+        self._show(tail)
+        if self._stops.hit is not None:
+            return FinishReason.STOP_STRING
+        self._keep(self._stops.flush())
+        self._built.expect(whole)
+        return finish
+
+    def _show(self, deltas: Sequence[MessageDelta]) -> None:
+        self._keep(self._stops.feed(deltas))
+
+    def _keep(self, deltas: Sequence[MessageDelta]) -> None:
+        self._built.add(deltas)
+        self._unsent += deltas
+
+    async def _complete(self, call: ModelCall, finish: FinishReason) -> bytes:
+        """Commit the finished call; its last bytes."""
+        message = self._built.message()
+        answer = Answer(
+            message=message,
+            finish=finish,
+            prompt_tokens=len(call.prompt.ids),
+            completion_tokens=len(self._sampled.ids),
+        )
+        body = self._dialect.whole(self._head, answer)
+        done = self._sampled.onto(call, status=CallStatus.COMPLETE, finish=finish)
+        await self._record(msgspec.structs.replace(done, answer=message, response=body))
+        if self._arrival.request.stream:
+            return self._writer.write(self._unsent) + self._writer.close(answer)
+        return msgspec.json.encode(body)
+
+    async def _failed(self, error: Exception) -> WireError | None:
+        """Record a call that did not complete; what to tell the client, or None when it is gone."""
+        status, told, reason = self._classified(error)
+        logger.log(
+            logging.ERROR if told is not None and told.status >= 500 else logging.INFO,
+            "call %s of session %s: %s",
+            self.call_id,
+            self._session.record.session_id,
+            reason,
+            exc_info=error if told is not None and told.code == "internal_error" else None,
+        )
+        if self._call is not None:
+            aborted = status is CallStatus.ABORTED
+            finish = FinishReason.ABORTED if aborted else FinishReason.ERROR
+            call = self._sampled.onto(self._call, status=status, finish=finish)
+            answer = None if self._built.empty else self._built.message()
+            try:
+                await self._record(msgspec.structs.replace(call, answer=answer, error=reason))
+            except StoreError:
+                logger.exception("call %s could not be recorded", self.call_id)
+        return told
+
+    def _classified(self, error: Exception) -> tuple[CallStatus, WireError | None, str]:
+        """How a failure is recorded, what the client is told, and why in words."""
+        if isinstance(error, ClientLeft) or self.stopped_by is Ended.CLIENT_LEFT:
+            return CallStatus.ABORTED, None, Ended.CLIENT_LEFT.value
+        if self.stopped_by is not None and isinstance(error, _Stopped):
+            return CallStatus.ABORTED, _closed(self.stopped_by), self.stopped_by.value
+        if isinstance(error, WireError):
+            return CallStatus.ERROR, error, f"{error.code}: {error.message}"
+        if isinstance(error, EngineError):
+            told = _engine_failure(error)
+            return CallStatus.ERROR, told, f"{told.code}: {told.message}"
+        if isinstance(error, TemplateError):
+            told = WireError(400, "template_error", f"messages: {error}", param="messages")
+            return CallStatus.ERROR, told, f"{told.code}: {told.message}"
+        if isinstance(error, StoreError):
+            told = WireError(500, "store_error", "the call could not be recorded, so it is not answered")
+            return CallStatus.ERROR, told, f"{told.code}: {error}"
+        told = WireError(500, "internal_error", "the proxy failed; its log says why")
+        return CallStatus.ERROR, told, f"{told.code}: {type(error).__name__}: {error}"
+
+    async def _record(self, call: ModelCall) -> None:
+        await self._gateway.store.finish(call)
+        self._call = None
+        self._session.remember(call)
+
+    async def _send(self, piece: bytes) -> None:
+        """Send part of the stream; the opening goes before the first one, in the same write."""
+        async with self._sending:
+            if not self._opened:
+                piece = self._writer.open() + piece
+                self._opened = True
+            await self._outlet.write(piece)
+            self._last_sent = time.monotonic()
+
+    async def _keep_alive(self) -> None:
+        """Comments while a stream is silent, so that no client gives up. Cancelled when the call is recorded."""
+        interval = self._gateway.options.keep_alive_s
+        while self._arrival.request.stream:
+            silent = time.monotonic() - self._last_sent
+            if silent < interval:
+                await asyncio.sleep(interval - silent)
+                continue
+            try:
+                await self._send(comment("keep-alive"))
+            except ClientLeft:
+                self.abort(Ended.CLIENT_LEFT)
+                return
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`, unless the call is stopped before or meanwhile; then `work` is cancelled and awaited."""
+        if self.stopped_by is not None:
+            work.close()
+            raise _Stopped
+        self._current = asyncio.create_task(work)
+        try:
+            return await self._current
+        except asyncio.CancelledError:
+            if self.stopped_by is None:
+                raise
+            raise _Stopped from None
+        finally:
+            self._current = None
+
+
+class _Closing(Protocol):
+    """An iterator that can be closed early, as the engine protocol demands."""
+
+    async def aclose(self) -> None: ...
+
+
+def _applied(session: Sampling, request: Request, context_left: int, tokens_left: int | None) -> Sampling:
+    """The session's sampling, the request's stop strings, and the smallest of all bounds on tokens."""
+    bounds = (request.max_tokens, session.max_tokens, context_left, tokens_left)
+    most = max(1, min(bound for bound in bounds if bound is not None))
+    return msgspec.structs.replace(session, max_tokens=most, stop=request.stop)
+
+
+def _closed(why: Ended) -> WireError:
+    if why is Ended.SHUTDOWN:
+        return WireError(503, "shutting_down", "the proxy is stopping", retry_after=5)
+    reason = "was sealed" if why is Ended.SEALED else "ran out of time"
+    return WireError(403, "session_closed", f"this session {reason} while the call was running")
+
+
+def _engine_failure(error: EngineError) -> WireError:
+    """What the client sees of an engine error. A 429 always says when to come back: without, harnesses give up."""
+    if isinstance(error, EngineOverloaded):
+        return WireError(429, "rate_limit_exceeded", str(error), retry_after=error.retry_after)
+    if error.status == 429:
+        return WireError(429, "rate_limit_exceeded", str(error), retry_after=1)
+    return WireError(error.status, "engine_error", str(error))
