@@ -1,0 +1,128 @@
+"""Control groups, version 1 and 2: memory and process limits of one sandbox, where this machine lets us."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+
+from openforgerl.types import SandboxLimits
+
+INIT_HEADROOM = 16
+"""Processes above the agent's own limit, so that our init can always fork."""
+
+
+class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):
+    """Where groups can be made. In version 2 both directories are the same."""
+
+    version: int
+    memory: Path | None
+    processes: Path | None
+
+
+def detect() -> Hierarchy | None:
+    """The writable place for groups of this process, tried by making one; None when there is none."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    own = dict(_own_groups())
+    for _, target, kind, *_ in mounts:
+        if kind == "cgroup2":
+            for base in {Path(target + own.get("", "/")), Path(target)}:
+                if _usable(base, "memory.max") and _usable(base, "pids.max"):
+                    return Hierarchy(version=2, memory=base, processes=base)
+    found: dict[str, Path] = {}
+    for _, target, kind, options, *_ in mounts:
+        for name, file in (("memory", "memory.limit_in_bytes"), ("pids", "pids.max")):
+            if kind == "cgroup" and name in options.split(","):
+                for base in (Path(target + own.get(name, "/")), Path(target)):
+                    if name not in found and _usable(base, file):
+                        found[name] = base
+    if not found:
+        return None
+    return Hierarchy(version=1, memory=found.get("memory"), processes=found.get("pids"))
+
+
+def _own_groups() -> list[tuple[str, str]]:
+    """(controller, path) of this process; the controller of version 2 is the empty word."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    return [(name, path) for _, names, path in lines for name in names.split(",")]
+
+
+def _usable(base: Path, file: str) -> bool:
+    probe = base / f"openforgerl-probe-{os.getpid()}"
+    try:
+        probe.mkdir()
+    except OSError:
+        return False
+    try:
+        return (probe / file).exists()
+    finally:
+        probe.rmdir()
+
+
+class Group:
+    """The group of one sandbox."""
+
+    def __init__(self, hierarchy: Hierarchy, name: str) -> None:
+        self.version = hierarchy.version
+        self.memory = hierarchy.memory / name if hierarchy.memory else None
+        self.processes = hierarchy.processes / name if hierarchy.processes else None
+
+    @property
+    def directories(self) -> list[Path]:
+        """Every directory that `make` creates."""
+        return sorted({path for path in (self.memory, self.processes) if path is not None})
+
+    def make(self, limits: SandboxLimits, *, memory: bool = True, processes: bool = True) -> None:
+        """Create it with its limits in force. Raises OSError."""
+        for path in self.directories:
+            path.mkdir(exist_ok=True)
+        size = str(limits.memory_mb << 20)
+        if self.memory is not None and memory:
+            names = ("memory.max",) if self.version == 2 else ("memory.limit_in_bytes",)
+            swap = ("memory.swap.max", "0") if self.version == 2 else ("memory.memsw.limit_in_bytes", size)
+            for name in names:
+                (self.memory / name).write_text(size)
+            if (self.memory / swap[0]).exists():
+                (self.memory / swap[0]).write_text(swap[1])
+        if self.processes is not None and processes:
+            (self.processes / "pids.max").write_text(str(limits.processes + INIT_HEADROOM))
+
+    def add(self, pid: int) -> None:
+        """Move a single-threaded process in; its later children follow."""
+        for path in self.directories:
+            (path / "cgroup.procs").write_text(str(pid))
+
+    def oom_kills(self) -> int:
+        """How many processes the memory limit has killed in it."""
+        if self.memory is None:
+            return 0
+        file = self.memory / ("memory.events" if self.version == 2 else "memory.oom_control")
+        return next((int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill ")), 0)
+
+
+def destroy(directories: list[Path], *, seconds: float = 5.0) -> None:
+    """Kill what is in the groups and remove them. Raises OSError when one will not go."""
+    end = time.monotonic() + seconds
+    for path in directories:
+        while path.exists():
+            for line in _members(path):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(line), signal.SIGKILL)
+            try:
+                path.rmdir()
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > end:
+                    raise
+                time.sleep(0.005)
+
+
+def _members(path: Path) -> list[str]:
+    try:
+        return (path / "cgroup.procs").read_text().split()
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,146 @@
+"""Programs inside the sandbox: what /proc shows, and the ones the host asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+import time
+
+from .frames import Header
+
+PR_SET_DUMPABLE = 4
+PAGE = resource.getpagesize()
+
+
+class Process:
+    """One line of /proc: `start` in clock ticks since boot, `rss` in bytes."""
+
+    __slots__ = ("name", "parent", "pid", "rss", "start", "state")
+
+    def __init__(self, pid: int, text: str) -> None:
+        self.pid = pid
+        self.name = text[text.index("(") + 1 : text.rindex(")")]
+        fields = text[text.rindex(")") + 2 :].split()
+        self.state = fields[0]
+        self.parent = int(fields[1])
+        self.start = int(fields[19])
+        self.rss = int(fields[21]) * PAGE
+
+
+def processes() -> dict[int, Process]:
+    """Every process of the namespace but init, zombies included."""
+    found: dict[int, Process] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or name == "1":
+            continue
+        try:
+            with open("/proc/" + name + "/stat", encoding="utf-8", errors="replace") as file:
+                found[int(name)] = Process(int(name), file.read())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended between listing and reading
+    return found
+
+
+def signal_all(number: int) -> None:
+    """To every process but init, at once: the kernel walks the list under a lock that a fork needs too."""
+    try:
+        os.kill(-1, number)
+    except ProcessLookupError:
+        return
+
+
+class Job:
+    """A program that the host asked for."""
+
+    def __init__(self, header: Header, stdin: bytes) -> None:
+        self.id: int = header["id"]
+        self.limit: int = header["output_limit"]
+        self.begun = time.monotonic()
+        self.deadline: float = self.begun + header["timeout"]
+        self.stdin = memoryview(stdin)
+        self.pid = 0
+        self.start = 0
+        self.oom = False
+        self.timed_out = False
+        self.input = -1
+        self.outputs: dict[int, bytearray] = {}
+
+    def spawn(self, header: Header, settings: Header) -> None:
+        """Fork and exec; a program that cannot be executed ends as the shell says it: 127, or 126."""
+        child_in, self.input = os.pipe()
+        out, child_out = os.pipe()
+        err, child_err = os.pipe()
+        self.outputs = {out: bytearray(), err: bytearray()}
+        try:
+            self.pid = os.fork()
+        except OSError:
+            for fd in (child_in, self.input, out, child_out, err, child_err):
+                os.close(fd)
+            raise
+        if self.pid == 0:
+            try:
+                for number, fd in enumerate((child_in, child_out, child_err)):
+                    os.dup2(fd, number)
+                become_agent(header, settings)
+            except OSError as error:
+                os.write(2, f"{header['argv'][0]}: {error.strerror}\n".encode())
+                os._exit(127 if error.errno == errno.ENOENT else 126)
+            except BaseException as error:  # noqa: BLE001 - a forked child must never return into init's loop
+                os.write(2, f"sandbox init: {error!r}\n".encode())
+                os._exit(125)
+        for fd in (child_in, child_out, child_err):
+            os.close(fd)
+        for fd in (self.input, out, err):
+            os.set_blocking(fd, False)
+        with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
+            self.start = Process(self.pid, file.read()).start
+
+    def feed(self) -> None:
+        """Write what fits of standard input; close it at its end."""
+        try:
+            while self.stdin:
+                self.stdin = self.stdin[os.write(self.input, self.stdin[:65536]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self.stdin = self.stdin[:0]
+        os.close(self.input)
+        self.input = -1
+
+    def drain(self, fd: int, rounds: int = 16) -> bool:
+        """Read what is there, keep the tail; False at the end of the stream."""
+        tail = self.outputs[fd]
+        for _ in range(rounds):
+            try:
+                data = os.read(fd, 65536)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            tail += data
+            if len(tail) > 2 * self.limit + 65536:
+                del tail[: -self.limit or None]
+        return True
+
+
+def become_agent(header: Header, settings: Header) -> None:
+    """In the forked child: everything between fork and exec. Raises OSError."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the control socket above all: the agent may trace us from here on
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) != 0:  # else /proc/self is not ours
+        raise OSError(ctypes.get_errno(), "prctl")
+    os.setsid()
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.umask(0o022)
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("900")  # init goes last
+    for name, value in settings["rlimits"].items():
+        number = getattr(resource, name)
+        hard = resource.getrlimit(number)[1]  # may be lower already, and cannot be raised
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (value, value))
+    os.chdir(header["cwd"])
+    os.execvpe(header["argv"][0], header["argv"], header["env"])

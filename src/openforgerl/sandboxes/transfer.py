@@ -1,0 +1,87 @@
+"""Trees of files between host and sandbox, as data: what arrives is checked again on this side."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+from openforgerl.errors import ExactnessError, InputError
+
+CHUNK = 4 << 20
+
+
+class Tree:
+    """Writes exported entries below `root`, a directory that only we write.
+
+    Nothing in it can be a link (we create none), every file is created anew (O_EXCL), and names are checked
+    here too: our init could have been subverted by the agent it guarded.
+    """
+
+    def __init__(self, root: Path, *, limit: int, modes: int) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        if any(root.iterdir()):
+            raise InputError(f"export destination {root} is not empty; give a new directory")
+        self._root = root
+        self._left = limit
+        self._modes = modes
+        self._fd = -1
+
+    def take(self, header: dict[str, Any], data: bytes) -> None:
+        """One frame of an export. Raises ExactnessError for one that no sound init sends."""
+        kind = header.get("entry")
+        if kind == "directory":
+            self.end()
+            self._place(header["path"]).mkdir(parents=True, exist_ok=True)
+        elif kind == "file":
+            self.end()
+            path = self._place(header["path"])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(path, flags, 0o600)
+            os.fchmod(self._fd, int(header["mode"]) & self._modes)
+        elif data:
+            self._left -= len(data)
+            if self._fd < 0 or self._left < 0:
+                raise ExactnessError("the sandbox's init sent more than it announced: it is not our init any more")
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._fd, view) :]
+
+    def end(self) -> None:
+        """Close the file under way, if any."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _place(self, path: object) -> Path:
+        parts = str(path).split("/")
+        if parts[0] != "" or len(parts) < 2 or any(part in ("", ".", "..") or "\0" in part for part in parts[1:]):
+            raise ExactnessError(f"the sandbox's init sent the path {path!r}: it is not our init any more")
+        return self._root.joinpath(*parts[1:])
+
+
+def walk(source: Path, target: str) -> Iterator[tuple[str, Path, int | None]]:
+    """(path inside, host path, mode; None for a directory) of a file or tree. Raises InputError for a link."""
+    info = source.lstat()
+    if stat.S_ISREG(info.st_mode):
+        yield target, source, stat.S_IMODE(info.st_mode) & 0o777
+    elif stat.S_ISDIR(info.st_mode):
+        yield target, source, None
+        for child in sorted(source.iterdir()):
+            yield from walk(child, f"{target}/{child.name}")
+    else:
+        raise InputError(f"{source} is neither a regular file nor a directory; only those go into a sandbox")
+
+
+async def pieces(source: Path) -> AsyncIterator[tuple[int, bytes]]:
+    """(offset, bytes) of a host file; one empty piece for an empty file."""
+    offset = 0
+    with source.open("rb") as file:
+        while (data := file.read(CHUNK)) or offset == 0:
+            yield offset, data
+            offset += len(data)
+            if not data:
+                break
