@@ -1,0 +1,1 @@
+"""Verifiers: from the state an agent left to a verdict, or to a failure that is never a reward."""
