@@ -52,8 +52,7 @@ def test_weights_are_small_and_of_the_stated_shape() -> None:
 
 
 def test_tokenizer_is_the_one_its_training_makes() -> None:
-    seed = json.loads((BASE / "README.json").read_text("utf-8"))["seed"] if (BASE / "README.json").exists() else 0
-    again = tiny.train_tokenizer(corpus.tokenizer_texts(seed))
+    again = tiny.train_tokenizer(corpus.tokenizer_texts(pretrain.DEFAULTS.seed))
     assert json.loads(again.to_str()) == json.loads(TOKENIZER.to_str())
 
 

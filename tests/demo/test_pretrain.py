@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from random import Random
 
 import pytest
 import torch
 
-from openforgerl.demo import bundle, corpus, families, optim, pretrain, tiny
+from openforgerl.demo import bundle, corpus, families, pretrain, tiny
 from openforgerl.demo.phrasing import PHRASINGS
 
 
@@ -73,23 +72,9 @@ def test_batches_repeat_with_the_seed_and_stop_at_the_budget(tokenizer: pretrain
     assert seen < 60_000 <= seen + last.tokens
 
 
-def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
-    torch.manual_seed(0)
-    values = torch.linalg.svdvals(optim.orthogonalise(torch.randn(3, 16, 40)))
-    assert values.min() > 0.6 and values.max() < 1.3
-
-
-def test_muon_goes_downhill_for_tall_and_wide_matrices() -> None:
-    torch.manual_seed(0)
-    for shape in ((8, 24), (24, 8)):
-        target, weight = torch.randn(shape), torch.nn.Parameter(torch.zeros(shape))
-        optimizer = optim.Muon([weight], lr=0.05, weight_decay=0.0)
-        losses: list[float] = []
-        for _ in range(100):
-            loss = (weight - target).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        assert losses[-1] < 0.05 * losses[0]
-        assert all(later < earlier for earlier, later in itertools.pairwise(losses[:10]))
+def test_learning_rate_warms_up_holds_and_falls() -> None:
+    settings = pretrain.Settings(tokens=1000, lr=0.01, warmup_steps=10, decay_share=0.5)
+    assert settings.learning_rate(0, 0) == pytest.approx(0.001)
+    assert settings.learning_rate(20, 500) == pytest.approx(0.01)
+    assert settings.learning_rate(30, 750) == pytest.approx(0.005)
+    assert settings.learning_rate(40, 999) == pytest.approx(0.0002)

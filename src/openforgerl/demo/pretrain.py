@@ -1,7 +1,7 @@
 """Pre-train the demo's base checkpoint on synthetic text: `python -m openforgerl.demo.pretrain --out DIR`.
 
-Two stages share one schedule. The first two thirds are plain documents, packed into rows, with loss only
-on tokens that the document determines. The last third are one-call conversations behind the real prompt
+Two stages share one schedule. The first part is plain documents, packed into rows, with loss only
+on tokens that the document determines. The rest is short conversations behind the real prompt
 of a harness (computed once per batch and back-propagated once), with loss on the assistant's tokens only.
 """
 
@@ -18,13 +18,15 @@ from typing import Any
 
 import click
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
-from openforgerl.demo import corpus, optim, tiny
+from openforgerl.demo import corpus, tiny
+from openforgerl.training.optimizers import build_optimizers
+from openforgerl.training.options import OptimizerOptions
 
 TURN_END = "<|im_end|>"
 
@@ -34,16 +36,22 @@ class Settings:
     """What decides the checkpoint, besides the code and the machine's arithmetic."""
 
     seed: int = 0
-    tokens: int = 9_000_000
+    tokens: int = 6_500_000
     """Tokens trained on in all, prompt tokens counted once per batch."""
-    plain_share: float = 0.6
+    plain_share: float = 0.45
     plain_rows: int = 24
     plain_length: int = 192
     chat_rows: int = 40
-    lr: float = 4e-3
+    lr: float = 1.2e-2
     warmup_steps: int = 50
     decay_share: float = 0.45
     """Last share of the tokens over which the learning rate falls to 2 %."""
+    weight_decay: float = 0.01
+
+    def learning_rate(self, step: int, seen: int) -> float:
+        """The rate of 0-based `step`, before which `seen` tokens were trained on."""
+        warm = min(1.0, (step + 1) / self.warmup_steps)
+        return self.lr * warm * min(1.0, max(0.02, (1 - seen / self.tokens) / self.decay_share))
 
 
 DEFAULTS = Settings()
@@ -186,19 +194,26 @@ def fresh_model(seed: int) -> Qwen3ForCausalLM:
     return model
 
 
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], rate: float) -> None:
+    """The same rate for every parameter."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+
 def pretrain(settings: Settings, tokenizer: Tokenizer, log: Path) -> Qwen3ForCausalLM:
     """Train from scratch; one JSON line to `log` every 50 steps."""
     model = fresh_model(settings.seed)
-    optimizers = optim.muon_and_adamw(model, settings.lr)
+    optimizers = build_optimizers(
+        model, OptimizerOptions(kind="muon", lr=settings.lr, weight_decay=settings.weight_decay)
+    )
     judge = Random(settings.seed + 1_000_003)
     checks = {"plain": plain_batch(Encoder(tokenizer), judge, 32, settings.plain_length)}
     checks |= {harness: chat_batch(tokenizer, judge, 64, harness) for harness in ("pi", "react")}
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as lines:
         for step, (stage, seen, batch) in enumerate(batches(settings, tokenizer)):
-            done = seen / settings.tokens
-            decay = min(1.0, max(0.02, (1 - done) / settings.decay_share))
-            optim.set_lr(optimizers, settings.lr * min(1.0, (step + 1) / settings.warmup_steps) * decay)
+            set_learning_rate(optimizers, settings.learning_rate(step, seen))
             loss, _ = loss_of(model, batch)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -230,6 +245,39 @@ def save_checkpoint(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) ->
     (out / "chat_template.jinja").write_text(tiny.template_text(), "utf-8")
 
 
+_README = """\
+# Base checkpoint of the demo
+
+A Qwen3-architecture network of {parameters:,} parameters with its own byte-level BPE of {vocabulary} entries and a
+chat template, pre-trained from nothing on synthetic text by
+
+    python -m openforgerl.demo.pretrain --out {out} --seed {seed} --tokens {tokens} --lr {lr} --threads {threads}
+
+in {minutes:.0f} minutes of wall clock ({threads} thread(s), torch {torch}). `pretraining.jsonl` is its log, a line
+every 50 steps. The text (`openforgerl/demo/corpus.py`) is shell-like documents, and one- and two-call conversations
+behind the two harnesses' own prompts. It holds no demo task and none of their wordings, so the model can carry names
+into tool calls but has not been told what any family asks for. Numbers differ slightly on another machine.
+
+`sha256sum -c SHA256SUMS` checks the files.
+"""
+
+
+def write_readme(out: Path, settings: Settings, threads: int, seconds: float) -> None:
+    """How this checkpoint came about."""
+    text = _README.format(
+        parameters=sum(tensor.numel() for tensor in load_file(str(out / "model.safetensors")).values()),
+        vocabulary=tiny.VOCABULARY,
+        out=out.as_posix() if not out.is_absolute() else "DIR",
+        seed=settings.seed,
+        tokens=settings.tokens,
+        lr=settings.lr,
+        threads=threads,
+        minutes=seconds / 60,
+        torch=torch.__version__,
+    )
+    (out / "README.md").write_text(text, "utf-8")
+
+
 def write_checksums(out: Path) -> None:
     """`SHA256SUMS` over every other file, in the form that sha256sum -c reads."""
     names = sorted(path.name for path in out.iterdir() if path.is_file() and path.name != "SHA256SUMS")
@@ -250,7 +298,9 @@ def main(out: Path, seed: int, tokens: int, lr: float, threads: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny.train_tokenizer(corpus.tokenizer_texts(seed))
     click.echo(json.dumps(asdict(settings)))
+    started = time.monotonic()
     save_checkpoint(pretrain(settings, tokenizer, out / "pretraining.jsonl"), tokenizer, out)
+    write_readme(out, settings, threads, time.monotonic() - started)
     write_checksums(out)
 
 
