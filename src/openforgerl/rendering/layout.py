@@ -1,0 +1,109 @@
+"""A rendered conversation as pieces: where its structure is, whose its characters are, where its turns lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import msgspec
+
+from openforgerl.rendering.tokenizer import AddedToken, Piece, Stretch, TokenCodec
+from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Traced, expand, runs_of
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """Where an assistant message stands: its text `[start, stop)`, and the piece that is its stop token."""
+
+    start: int
+    stop: int
+    stop_piece: int
+
+
+class Layout:
+    """One rendering, split once."""
+
+    def __init__(self, codec: TokenCodec, traced: Traced, data: Callable[[], Iterable[str]]) -> None:
+        """`data` gives every string of the conversation; it is asked only if some text's origin is unknown."""
+        self.text = str.__str__(traced)
+        self.origins = expand(traced)
+        """One origin per character (see `traced`)."""
+        proven = _stretches(traced, (TEMPLATE,))
+        self.pieces: list[Piece] = codec.split(self.text, proven)
+        if UNKNOWN in self.origins:
+            possible = codec.split(self.text, _stretches(traced, (TEMPLATE, UNKNOWN)))
+            if possible != self.pieces and not _could_spell(codec.added.values(), data()):
+                self.pieces = possible
+        self._first: dict[int, int] = {}
+        at = 0
+        for length, origin in runs_of(traced):
+            self._first.setdefault(origin, at)
+            at += length
+
+    def turn(self, message: int, header: str, stop_ids: Collection[int]) -> Turn | None:
+        """The turn of assistant message `message`, or None if it cannot be located with certainty.
+
+        It begins after the last `header` before the message's own text (after the last structural token where
+        the template has no header) and ends at the first structural stop token after that text began. In
+        between nobody but the template and this message may have written, and no other turn may have ended.
+        """
+        first = self._first.get(message)
+        if first is None:
+            return None
+        start = self._after_header(header, first)
+        if start is None or any(self.origins[i] != TEMPLATE for i in range(start, first)):
+            return None
+        for index, piece in enumerate(self.pieces):
+            if piece.token is None or piece.token.id not in stop_ids or piece.start < start:
+                continue
+            if piece.start < first or any(
+                self.origins[i] not in (TEMPLATE, UNKNOWN, message) for i in range(first, piece.start)
+            ):
+                return None
+            return Turn(start, piece.start, index)
+        return None
+
+    def last_turn(self, header: str, stop_ids: Collection[int]) -> Turn | None:
+        """The turn after the last header that the template wrote; `stop_piece` is past the end if it has none."""
+        start = self._after_header(header, len(self.text))
+        if start is None:
+            return None
+        for index, piece in enumerate(self.pieces):
+            if piece.token is not None and piece.token.id in stop_ids and piece.start >= start:
+                return Turn(start, piece.start, index)
+        return Turn(start, len(self.text), len(self.pieces))
+
+    def _after_header(self, header: str, before: int) -> int | None:
+        if not header:
+            return max((p.stop for p in self.pieces if p.token is not None and p.stop <= before), default=None)
+        at = self.text.rfind(header, 0, before)
+        while at >= 0:
+            if all(self.origins[i] == TEMPLATE for i in range(at, at + len(header))):
+                return at + len(header)
+            at = self.text.rfind(header, 0, at + len(header) - 1)
+        return None
+
+
+def _stretches(traced: Traced, origins: Collection[int]) -> list[Stretch]:
+    """The stretches of characters that only `origins` wrote."""
+    found: list[Stretch] = []
+    at = 0
+    for length, origin in runs_of(traced):
+        if origin in origins:
+            if found and found[-1][1] == at:
+                found[-1] = (found[-1][0], at + length)
+            else:
+                found.append((at, at + length))
+        at += length
+    return found
+
+
+def _could_spell(tokens: Iterable[AddedToken], data: Iterable[str]) -> bool:
+    """Whether data can have written an added token, whole or by being joined to other text."""
+    texts: Sequence[str] = list(data)
+    for token in tokens:
+        content = token.content
+        for text in texts:
+            if content in text:
+                return True
+            if any(text.endswith(content[:i]) or text.startswith(content[-i:]) for i in range(1, len(content))):
+                return True
+    return False

@@ -1,0 +1,245 @@
+"""`ChatRenderer`: a model directory's chat template and tokenizer as ids, both ways."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from openforgerl.conversation import digest_json, parse_arguments
+from openforgerl.errors import TemplateError
+from openforgerl.rendering.hermes import THINK, AnswerGrammar, Style
+from openforgerl.rendering.layout import Layout
+from openforgerl.rendering.parsing import IdParser, opens_thought, style_of
+from openforgerl.rendering.restoring import Restorer
+from openforgerl.rendering.template import ChatTemplate, strings_in, traced_json
+from openforgerl.rendering.tokenizer import TokenCodec
+from openforgerl.rendering.traced import OUTSIDE, TEMPLATE, Traced, uniform
+from openforgerl.types import (
+    Conversation,
+    Image,
+    JsonValue,
+    Message,
+    ModelCall,
+    Prompt,
+    Role,
+    ToolSpec,
+)
+
+RULES = "1"
+"""Version of the rules in this room; a change that can change ids must change it."""
+
+
+class ChatRenderer:
+    """Implements `protocols.Renderer` for any Hugging Face chat template with a tokenizer.json."""
+
+    def __init__(
+        self,
+        codec: TokenCodec,
+        templates: Mapping[str, str],
+        *,
+        special_tokens: Mapping[str, str],
+        stop_ids: Sequence[int],
+        tokenizer_digest: str,
+    ) -> None:
+        """`templates` by name (`default`, and `tool_use` where the model has another one for tools).
+
+        `special_tokens` are the template's variables (`bos_token`, ...). `tokenizer_digest` names the codec.
+        """
+        self._codec = codec
+        self._templates = {name: ChatTemplate(source) for name, source in templates.items()}
+        self._styles = {name: style_of(source) for name, source in templates.items()}
+        self._special = {name: uniform(text, TEMPLATE) for name, text in special_tokens.items()}
+        self._stop_ids = tuple(stop_ids)
+        parts: list[JsonValue] = [RULES, tokenizer_digest, dict(templates), dict(special_tokens), list(stop_ids)]
+        self._digest = digest_json(parts)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over template, tokenizer and rules."""
+        return self._digest
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an assistant turn."""
+        return self._stop_ids
+
+    def render(
+        self,
+        conversation: Conversation,
+        *,
+        restored: Mapping[int, ModelCall],
+        clock: float,
+        kwargs: Mapping[str, JsonValue],
+    ) -> Prompt:
+        """The prompt for the next assistant turn (see `restoring` for what `restored` becomes).
+
+        `clock` in Unix seconds feeds `strftime_now`. Raises `TemplateError` with the template's own words.
+        """
+        name = self._name(conversation)
+        traced = self._templates[name].render(self._variables(conversation, kwargs, generate=True), clock)
+        layout = Layout(self._codec, traced, lambda: _data_strings(conversation, kwargs))
+        header = self._header(conversation, clock, kwargs, traced) if restored else ""
+        restorer = Restorer(self._codec, self._styles[name], self._stop_ids, _without_thought(header))
+        built = restorer.build(layout, restored)
+        return Prompt(
+            ids=tuple(built.ids),
+            origins=built.spans(),
+            template_digest=digest_json([self._digest, dict(kwargs)]),
+        )
+
+    def parser(self, conversation: Conversation, prompt: Prompt, *, seed: str = "") -> IdParser:
+        """A parser for an answer to `prompt` (which may already have opened a thought).
+
+        `seed` (the call's id) makes the ids of tool calls; without one they come from the prompt's ids, and
+        two answers to the same prompt share theirs.
+        """
+        style = self._style(conversation)
+        seed = seed or hashlib.sha256(repr(prompt.ids).encode()).hexdigest()
+        opened = style.thinking and opens_thought(self._template_tail(prompt))
+        return IdParser(self._codec, self._stop_ids, AnswerGrammar(style, thought_open=opened, seed=seed))
+
+    def encode_answer(
+        self,
+        message: Message,
+        conversation: Conversation,
+        *,
+        clock: float = 0.0,
+        kwargs: Mapping[str, JsonValue] | None = None,
+    ) -> tuple[int, ...]:
+        """Ids of `message` as the template writes it after `conversation`, with the turn's stop token.
+
+        What the generation prompt already wrote (an opened or skipped thought) is left out; a message without
+        a thought first closes one that the prompt opened. Raises `TemplateError` if the template writes no
+        assistant turn that can be found again.
+        """
+        kwargs = kwargs or {}
+        whole = Conversation(messages=(*conversation.messages, message), tools=conversation.tools)
+        template = self._templates[self._name(conversation)]
+        prompt = template.render(self._variables(conversation, kwargs, generate=True), clock)
+        header = self._header(conversation, clock, kwargs, prompt)
+        traced = template.render(self._variables(whole, kwargs, generate=False), clock)
+        layout = Layout(self._codec, traced, lambda: _data_strings(whole, kwargs))
+        bare = _without_thought(header)
+        turn = layout.last_turn(bare, self._stop_ids)
+        if turn is None:
+            raise TemplateError("this chat template writes no assistant turn that can be told from the rest")
+        text = traced[turn.start : turn.stop]
+        opening = header[len(bare) :]
+        if opening and text.startswith(opening):
+            text = text[len(opening) :]
+        elif opens_thought(opening):
+            text = uniform("\n</think>\n\n", TEMPLATE) + text
+        answer = Layout(self._codec, _as_traced(text), lambda: _data_strings(whole, kwargs))
+        ids = [i for piece in answer.pieces for i in self._codec.encode_piece(answer.text, piece, first=False).ids]
+        token = layout.pieces[turn.stop_piece].token if turn.stop_piece < len(layout.pieces) else None
+        return (*ids, token.id if token is not None else self._stop_ids[0])
+
+    def encode_raw(self, text: str) -> tuple[int, ...]:
+        """Ids of text in which added tokens count, as a model would sample them (scripted raw answers)."""
+        return self._codec.encode(text, first=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, added tokens included; for people and for matching."""
+        return self._codec.decode(ids)
+
+    def _name(self, conversation: Conversation) -> str:
+        return "tool_use" if conversation.tools and "tool_use" in self._templates else "default"
+
+    def _style(self, conversation: Conversation) -> Style:
+        style = self._styles[self._name(conversation)]
+        return Style(thinking=style.thinking, calls=style.calls and bool(conversation.tools))
+
+    def _header(self, conversation: Conversation, clock: float, kwargs: Mapping[str, JsonValue], prompt: str) -> str:
+        """What the generation prompt adds; "" for templates that add nothing or rewrite what is before."""
+        template = self._templates[self._name(conversation)]
+        without = template.text(self._variables(conversation, kwargs, generate=False), clock)
+        text = str.__str__(prompt)
+        return text[len(without) :] if text.startswith(without) else ""
+
+    def _variables(
+        self, conversation: Conversation, kwargs: Mapping[str, JsonValue], *, generate: bool
+    ) -> dict[str, JsonValue]:
+        tools = [traced_json(tool_form(tool), OUTSIDE) for tool in conversation.tools]
+        return {
+            **self._special,
+            **{name: traced_json(value, OUTSIDE) for name, value in kwargs.items()},
+            "messages": [_message_form(message, i) for i, message in enumerate(conversation.messages)],
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": generate,
+        }
+
+    def _template_tail(self, prompt: Prompt) -> str:
+        """The template's own text at the end of a prompt; of one without origins, its last ids' text."""
+        if not prompt.origins:
+            return self.decode(prompt.ids[-64:])
+        last = prompt.origins[-1]
+        return self.decode(prompt.ids[last.start : last.stop]) if last.kind == "template" else ""
+
+
+def tool_form(tool: ToolSpec) -> dict[str, JsonValue]:
+    """A tool as chat templates expect it: as the harness wrote it, or built from the spec's fields."""
+    if tool.raw is not None:
+        return tool.raw
+    function: dict[str, JsonValue] = {"name": tool.name, "description": tool.description}
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
+    return {"type": "function", "function": function}
+
+
+def _message_form(message: Message, index: int) -> dict[str, JsonValue]:
+    """A message as chat templates expect it, with what came from it traced to its index.
+
+    As with transformers' `apply_chat_template`: a key without a value is left out, and reasoning stands under
+    `reasoning_content` and `thinking`. Content is one string, all text parts joined; it is left out only where
+    the message has tool calls and no text (`content: null`), else an absent text is "". Arguments are an
+    object where they are one, else their text.
+    """
+    if any(isinstance(part, Image) for part in message.parts):
+        raise TemplateError(f"messages[{index}] holds an image; this model has no image processor, send text only")
+    form: dict[str, JsonValue] = {"role": uniform(message.role.value, TEMPLATE)}
+    if message.text or not message.tool_calls:
+        form["content"] = uniform(message.text, index)
+    if message.reasoning:
+        form["reasoning_content"] = form["thinking"] = uniform(message.reasoning, index)
+    if message.tool_calls:
+        form["tool_calls"] = [
+            {
+                "type": uniform("function", TEMPLATE),
+                "id": uniform(call.id, index),
+                "function": {
+                    "name": uniform(call.name, index),
+                    "arguments": traced_json(_arguments_form(call.arguments, freeform=call.freeform), index),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.role is Role.TOOL and message.tool_call_id:
+        form["tool_call_id"] = uniform(message.tool_call_id, index)
+    if message.name:
+        form["name"] = uniform(message.name, index)
+    return form
+
+
+def _arguments_form(arguments: str, *, freeform: bool) -> JsonValue:
+    parsed = None if freeform else parse_arguments(arguments)
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _data_strings(conversation: Conversation, kwargs: Mapping[str, JsonValue]) -> Iterable[str]:
+    yield from strings_in(msgspec.to_builtins(conversation))
+    yield from strings_in(dict(kwargs))
+    for message in conversation.messages:
+        for call in message.tool_calls:
+            yield from strings_in(parse_arguments(call.arguments))
+
+
+def _without_thought(header: str) -> str:
+    return header.partition(THINK)[0]
+
+
+def _as_traced(text: Any) -> Traced:
+    return text if isinstance(text, Traced) else uniform(str(text), OUTSIDE)

@@ -1,0 +1,170 @@
+"""The restoring rule (DESIGN §5): an echoed assistant turn becomes the ids that were sampled, or plain data.
+
+The caller has checked condition 1 (the echo equals what we sent for call C). Here a turn is restored iff
+
+* C was delivered and ended by itself or by length (a stop string or an abort is never restored);
+* the turn can be located in the template's own rendering of this conversation;
+* condition 2: that rendering, parsed, equals C's sampled ids, parsed; and
+* the ids so far, with the turn's header, are exactly C's prompt.
+
+The last one makes every restored prompt an extension of C's own exchange, id by id. Where it fails, because
+the template now writes something earlier differently or an earlier turn was not restored, the true rendering
+stands from the first differing id on, and a branch starts there; later turns that were sampled on that
+branch are restored on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from openforgerl.conversation import same_message
+from openforgerl.rendering.hermes import AnswerGrammar, Style
+from openforgerl.rendering.layout import Layout, Turn
+from openforgerl.rendering.parsing import IdParser, opens_thought
+from openforgerl.rendering.tokenizer import Encoded, TokenCodec
+from openforgerl.rendering.traced import TEMPLATE, UNKNOWN
+from openforgerl.types import CallStatus, FinishReason, Message, ModelCall, OriginSpan
+
+_OPENING = re.compile(r"\s*(?:<think>\s*(?:</think>\s*)?)?")
+_TAIL_IDS = 64
+"""A generation header and what opens or skips a thought are shorter than this."""
+
+
+class PromptIds:
+    """Ids with their origins, growing from left to right."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._written: list[tuple[int, int]] = []  # (stop, origin) of text, merged
+        self._calls: dict[int, str] = {}  # stop of sampled ids → call
+
+    def encoded(self, encoded: Encoded, origins: Sequence[int]) -> None:
+        """Append ids of text; `origins` has one entry per character that the offsets count."""
+        for token_id, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
+            self.ids.append(token_id)
+            # One foreign character makes the id data: a template's id holds nothing but the template's text.
+            wrote = next((o for o in origins[start:stop] if o != TEMPLATE), TEMPLATE)
+            if self._written and self._written[-1][1] == wrote and self._written[-1][0] not in self._calls:
+                self._written.pop()
+            self._written.append((len(self.ids), wrote))
+
+    def sampled(self, call_id: str, ids: Sequence[int]) -> None:
+        """Append ids of a call's answer, from its beginning."""
+        if ids:
+            self.ids.extend(ids)
+            self._written.append((len(self.ids), UNKNOWN))
+            self._calls[len(self.ids)] = call_id
+
+    def spans(self) -> tuple[OriginSpan, ...]:
+        """Origins so far: ordered, disjoint, complete."""
+        found: list[OriginSpan] = []
+        start = 0
+        for stop, wrote in self._written:
+            call_id = self._calls.get(stop)
+            if call_id is not None:
+                found.append(OriginSpan(start=start, stop=stop, kind="call", call_id=call_id, offset=0))
+            elif wrote == TEMPLATE:
+                found.append(OriginSpan(start=start, stop=stop, kind="template"))
+            else:
+                message = wrote if wrote >= 0 else None
+                found.append(OriginSpan(start=start, stop=stop, kind="data", message=message))
+            start = stop
+        return tuple(found)
+
+
+class Restorer:
+    """Builds the ids of one rendering, restoring what may be restored."""
+
+    def __init__(self, codec: TokenCodec, style: Style, stop_ids: Collection[int], header: str) -> None:
+        """`header`: what the template writes before an assistant turn, without an opened thought."""
+        self._codec = codec
+        self._style = style
+        self._stop_ids = stop_ids
+        self._header = header
+
+    def build(self, layout: Layout, restored: Mapping[int, ModelCall]) -> PromptIds:
+        """The prompt's ids. `restored`: assistant message → the call whose answer it canonically equals."""
+        built = PromptIds()
+        at = 0
+        for message in sorted(restored):
+            call = restored[message]
+            turn = layout.turn(message, self._header, self._stop_ids) if may_restore(call) else None
+            if turn is None or turn.start < _start(layout, at):
+                continue
+            if not self._keeps(layout.text[turn.start : turn.stop], call):
+                continue
+            at = self._advance(built, layout, at, turn.start)
+            header, origins = self._header_of(layout, at, turn, call)
+            if call.prompt.ids != (*built.ids, *header.ids):
+                continue
+            built.encoded(header, origins)
+            at = self._adopt(built, layout, turn, call)
+        self._advance(built, layout, at, len(layout.text) + 1)
+        return built
+
+    def _advance(self, built: PromptIds, layout: Layout, at: int, start: int) -> int:
+        """Append the pieces from `at` that end before the turn's text; the header's own piece stays."""
+        while at < len(layout.pieces):
+            piece = layout.pieces[at]
+            # A turn's last ordinary piece before its text is encoded again together with what opened a thought.
+            if piece.stop > start or (piece.stop == start and piece.token is None):
+                break
+            encoded = self._codec.encode_piece(layout.text, piece, first=not built.ids)
+            built.encoded(encoded, layout.origins)
+            at += 1
+        return at
+
+    def _header_of(self, layout: Layout, at: int, turn: Turn, call: ModelCall) -> tuple[Encoded, list[int]]:
+        """Ids and origins of the text from piece `at` to the turn, as it stood when `call` was sampled."""
+        begin = min(_start(layout, at), turn.start)
+        before = layout.text[begin : turn.start]
+        text = before + self.opening(call.prompt.ids)
+        encoded = self._codec.encode(text, [(len(before), len(text))], first=begin == 0)
+        return encoded, layout.origins[begin : turn.start] + [TEMPLATE] * (len(text) - len(before))
+
+    def opening(self, prompt_ids: Sequence[int]) -> str:
+        """What stands after the header at the end of a prompt: nothing, an open thought, or a skipped one."""
+        if not self._header:
+            return ""
+        tail = self._codec.decode(prompt_ids[-_TAIL_IDS:])
+        _, found, after = tail.rpartition(self._header)
+        return after if found and _OPENING.fullmatch(after) else ""
+
+    def _adopt(self, built: PromptIds, layout: Layout, turn: Turn, call: ModelCall) -> int:
+        """Append what was sampled; the index of the piece that follows."""
+        token = layout.pieces[turn.stop_piece].token
+        sampled = call.sampled_ids
+        if sampled and sampled[-1] in self._stop_ids:
+            if token is not None and sampled[-1] == token.id:
+                built.sampled(call.call_id, sampled)
+                return turn.stop_piece + 1
+            sampled = sampled[:-1]
+        built.sampled(call.call_id, sampled)
+        return turn.stop_piece
+
+    def _keeps(self, rendered: str, call: ModelCall) -> bool:
+        """Condition 2."""
+        style = self.style_for(call)
+        grammar = AnswerGrammar(style, thought_open=False, seed="")
+        grammar.write(rendered)
+        return same_message(grammar.end()[1], self._parsed(call, style))
+
+    def _parsed(self, call: ModelCall, style: Style) -> Message:
+        grammar = AnswerGrammar(style, thought_open=opens_thought(self.opening(call.prompt.ids)), seed="")
+        parser = IdParser(self._codec, self._stop_ids, grammar)
+        parser.feed(call.sampled_ids)
+        return parser.finish()[1]
+
+    def style_for(self, call: ModelCall) -> Style:
+        """The grammar of this call's answer."""
+        return Style(thinking=self._style.thinking, calls=self._style.calls and bool(call.conversation.tools))
+
+
+def may_restore(call: ModelCall) -> bool:
+    """Whether the answer was delivered whole: ended by itself or by length."""
+    return call.status is CallStatus.COMPLETE and call.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def _start(layout: Layout, at: int) -> int:
+    return layout.pieces[at].start if at < len(layout.pieces) else len(layout.text)

@@ -1,0 +1,271 @@
+"""Text to ids and back, where only what the template wrote can be an added token.
+
+The text is split at added tokens by the rules of Hugging Face's added vocabulary (leftmost, longest; `lstrip`,
+`rstrip`, `single_word`), but only inside stretches that may hold structure. What lies between is encoded whole
+by the same tokenizer without any added tokens, so template and data still merge across their border, and text
+that merely spells an added token becomes ordinary ids. Where no data spells one, the ids are those of
+`Tokenizer.encode(text, add_special_tokens=False)`; no BOS is ever added here (the template writes it).
+
+One exception: added tokens that are only white space and not special (some code tokenizers have runs of
+blanks) are vocabulary, not structure, and match everywhere.
+
+An added token with `normalized=True` is looked for in the text as it stands, not in its normalised form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from openforgerl.errors import InputError
+
+Stretch = tuple[int, int]
+"""Characters `[start, stop)`."""
+
+
+class AddedToken(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of `added_tokens` in tokenizer.json."""
+
+    id: int
+    content: str
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Characters `[start, stop)` of a text: an added token, or ordinary text when `token` is None."""
+
+    start: int
+    stop: int
+    token: AddedToken | None = None
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """Ids with the characters `[start, stop)` that each stands for."""
+
+    ids: tuple[int, ...]
+    offsets: tuple[Stretch, ...]
+
+
+class TokenCodec:
+    """A `tokenizer.json`, both ways. Pure apart from a bounded cache."""
+
+    def __init__(self, source: str, *, extra: Iterable[AddedToken] = ()) -> None:
+        """`source` is the text of tokenizer.json; `extra` are added tokens that only other files name."""
+        try:
+            state: dict[str, Any] = json.loads(source)
+            listed = msgspec.convert(state.get("added_tokens") or [], list[AddedToken])
+            self._whole = Tokenizer.from_str(source)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise InputError(f"tokenizer.json cannot be read: {error}") from error
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise InputError(f"tokenizer.json is not a tokenizer the library knows: {error}") from error
+        known = {token.content for token in listed}
+        self.added: dict[int, AddedToken] = {token.id: token for token in listed}
+        self.added.update({token.id: token for token in extra if token.content not in known})
+        tokens = [token for token in self.added.values() if token.content]
+        blank = [token for token in tokens if token.content.isspace() and not token.special]
+        firm = [token for token in tokens if token not in blank]
+        self._stages = (
+            _Matcher([token for token in firm if not token.normalized], everywhere=False),
+            _Matcher([token for token in firm if token.normalized], everywhere=False),
+            _Matcher(blank, everywhere=True),
+        )
+        self._first, self._later = _ordinary_tokenizers(state)
+        unknown = (state.get("model") or {}).get("unk_token")
+        self._never = frozenset(self.added) - {self._whole.token_to_id(unknown) if isinstance(unknown, str) else None}
+        self._to_bytes = _byte_reader(state.get("decoder"))
+        self._ordinary = lru_cache(maxsize=4096)(self._encode_ordinary)
+        self._bytes_of = lru_cache(maxsize=None)(self._read_bytes)
+
+    def spelled_in(self, text: str) -> bool:
+        """Whether `text` contains the text of an added token that can be structure."""
+        return any(stage.finds(text) for stage in self._stages[:2])
+
+    def id_of(self, content: str) -> int | None:
+        """Id of a token by its exact content."""
+        found = next((token.id for token in self.added.values() if token.content == content), None)
+        return found if found is not None else self._whole.token_to_id(content)
+
+    def split(self, text: str, trusted: Sequence[Stretch]) -> list[Piece]:
+        """`text` as pieces; added tokens only inside one of the `trusted` stretches (ordered, disjoint)."""
+        pieces = [Piece(0, len(text))] if text else []
+        for stage in self._stages:
+            pieces = [part for piece in pieces for part in stage.split(text, piece, trusted)]
+        return pieces
+
+    def encode_piece(self, text: str, piece: Piece, *, first: bool) -> Encoded:
+        """Ids of one piece; offsets count from the start of `text`. `first`: nothing stands before the text."""
+        if piece.token is not None:
+            return Encoded((piece.token.id,), ((piece.start, piece.stop),))
+        encoded = self._ordinary(text[piece.start : piece.stop], first and piece.start == 0)
+        return Encoded(encoded.ids, tuple((piece.start + a, piece.start + b) for a, b in encoded.offsets))
+
+    def encode(self, text: str, trusted: Sequence[Stretch] | None = None, *, first: bool = True) -> Encoded:
+        """Ids of a whole text; `trusted` None means that all of it may be structure."""
+        ids: list[int] = []
+        offsets: list[Stretch] = []
+        for piece in self.split(text, [(0, len(text))] if trusted is None else trusted):
+            encoded = self.encode_piece(text, piece, first=first)
+            ids.extend(encoded.ids)
+            offsets.extend(encoded.offsets)
+        return Encoded(tuple(ids), tuple(offsets))
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The UTF-8 bytes that an id stands for (maybe part of a character); none for an id without a token."""
+        return self._bytes_of(token_id)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids, added tokens included; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(map(self.bytes_of, ids)).decode("utf-8", errors="replace")
+
+    def _encode_ordinary(self, text: str, first: bool) -> Encoded:
+        encoding = (self._first if first else self._later).encode(text, add_special_tokens=False)
+        ids, offsets = encoding.ids, encoding.offsets
+        for token_id, (start, stop) in zip(ids, offsets, strict=True):
+            # A model may know an added token's text as a word of its own; cutting that word keeps it text.
+            if token_id in self._never and stop - start > 1:
+                middle = (start + stop) // 2
+                left = self._encode_ordinary(text[:middle], first)
+                right = self._encode_ordinary(text[middle:], False)
+                moved = tuple((middle + a, middle + b) for a, b in right.offsets)
+                return Encoded(left.ids + right.ids, left.offsets + moved)
+        return Encoded(tuple(ids), tuple(offsets))
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        added = self.added.get(token_id)
+        if added is not None:
+            return added.content.encode()
+        token = self._whole.id_to_token(token_id)
+        return b"" if token is None else self._to_bytes(token)
+
+
+class _Matcher:
+    """Finds one class of added tokens, as one pass of the added vocabulary does."""
+
+    def __init__(self, tokens: Sequence[AddedToken], *, everywhere: bool) -> None:
+        self._by_text: Mapping[str, AddedToken] = {token.content: token for token in tokens}
+        longest_first = sorted(self._by_text, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if tokens else None
+        self._everywhere = everywhere
+
+    def finds(self, text: str) -> bool:
+        return self._pattern is not None and self._pattern.search(text) is not None
+
+    def split(self, text: str, piece: Piece, trusted: Sequence[Stretch]) -> Iterator[Piece]:
+        """The tokens inside a piece of ordinary text, and the ordinary text between them."""
+        if self._pattern is None or piece.token is not None:
+            yield piece
+            return
+        at = piece.start
+        for start, stop, token in self._matches(text, piece, trusted):
+            if token.single_word and not _stands_alone(text, piece, start, stop):
+                continue
+            if token.lstrip:
+                before = text[at:start]
+                start -= len(before) - len(before.rstrip())
+            if token.rstrip:
+                after = text[stop : piece.stop]
+                stop += len(after) - len(after.lstrip())
+            if start < at:
+                continue
+            if at < start:
+                yield Piece(at, start)
+            yield Piece(start, stop, token)
+            at = stop
+        if at < piece.stop:
+            yield Piece(at, piece.stop)
+
+    def _matches(self, text: str, piece: Piece, trusted: Sequence[Stretch]) -> Iterator[tuple[int, int, AddedToken]]:
+        assert self._pattern is not None
+        for low, high in [(piece.start, piece.stop)] if self._everywhere else trusted:
+            low, high = max(low, piece.start), min(high, piece.stop)
+            if low < high:
+                for match in self._pattern.finditer(text, low, high):
+                    yield match.start(), match.end(), self._by_text[match.group()]
+
+
+def _stands_alone(text: str, piece: Piece, start: int, stop: int) -> bool:
+    before = start > piece.start and re.match(r"\w", text[start - 1]) is not None
+    after = stop < piece.stop and re.match(r"\w", text[stop]) is not None
+    return not before and not after
+
+
+def _ordinary_tokenizers(state: Mapping[str, Any]) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizer without added tokens: for the beginning of a text, and for text further on.
+
+    They differ only where the pre-tokenizer marks the very first word of a text (Metaspace, scheme `first`).
+    """
+    first = {**state, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    later = {**first, "pre_tokenizer": _never_first(first.get("pre_tokenizer"))}
+    whole = Tokenizer.from_str(json.dumps(first, ensure_ascii=False))
+    if later == first:
+        return whole, whole
+    return whole, Tokenizer.from_str(json.dumps(later, ensure_ascii=False))
+
+
+def _never_first(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_never_first(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first":
+        return {**part, "prepend_scheme": "never"}
+    return {key: _never_first(value) for key, value in part.items()}
+
+
+class _ByteLevel:
+    """Reads the alphabet in which GPT-2 style tokenizers write bytes."""
+
+    def __init__(self) -> None:
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        moved = [byte for byte in range(256) if byte not in printable]
+        self._byte = {chr(byte): byte for byte in printable}
+        self._byte.update({chr(256 + i): byte for i, byte in enumerate(moved)})
+
+    def __call__(self, token: str) -> bytes:
+        if all(char in self._byte for char in token):
+            return bytes(self._byte[char] for char in token)
+        return token.encode()
+
+
+class _Pieces:
+    """Reads SentencePiece-style tokens: replaced blanks, and `<0xNN>` for single bytes."""
+
+    def __init__(self, replaced: Sequence[tuple[str, str]], *, byte_fallback: bool) -> None:
+        self._replaced = replaced
+        self._byte = re.compile(r"<0x([0-9A-Fa-f]{2})>") if byte_fallback else None
+
+    def __call__(self, token: str) -> bytes:
+        byte = self._byte.fullmatch(token) if self._byte else None
+        if byte is not None:
+            return bytes([int(byte.group(1), 16)])
+        for old, new in self._replaced:
+            token = token.replace(old, new)
+        return token.encode()
+
+
+def _byte_reader(decoder: Any) -> _ByteLevel | _Pieces:
+    parts: list[dict[str, Any]] = []
+    if isinstance(decoder, dict):
+        parts = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    kinds = {part.get("type") for part in parts}
+    if "ByteLevel" in kinds:
+        return _ByteLevel()
+    if kinds & {"Metaspace", "Replace", "ByteFallback"}:
+        replaced = [(part.get("replacement", "▁"), " ") for part in parts if part.get("type") == "Metaspace"]
+        for part in parts:
+            if part.get("type") == "Replace" and "String" in part["pattern"]:
+                replaced.append((part["pattern"]["String"], part["content"]))
+        return _Pieces(replaced, byte_fallback="ByteFallback" in kinds)
+    named = ", ".join(sorted(map(str, kinds))) or "none"
+    raise InputError(f"tokenizer.json: decoder {named} is not supported; ByteLevel, Metaspace and ByteFallback are")
