@@ -43,9 +43,10 @@ class StopStrings:
 
     def _take(self, text: str) -> str:
         seen = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := seen.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := seen.find(stop)) >= 0]
         if found:
-            at, self.hit = min(found)
+            # The one that is complete first, so that the cuts do not matter; of those, the longest.
+            _, at, self.hit = min(found)
             self._held = ""
             return seen[:at]
         keep = self._undecided(seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ import msgspec
 from openforgerl.errors import WireError
 from openforgerl.types import JsonValue
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MENDED = "the body holds half of a surrogate pair (a character cut in two); it was replaced by U+FFFD"
 
 
@@ -55,7 +57,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _has_surrogate(value: JsonValue) -> bool:
     if isinstance(value, str):
-        return any("\ud800" <= character <= "\udfff" for character in value)
+        return _SURROGATE.search(value) is not None
     if isinstance(value, list):
         return any(map(_has_surrogate, value))
     if isinstance(value, dict):
@@ -65,7 +67,7 @@ def _has_surrogate(value: JsonValue) -> bool:
 
 def _without_surrogates(value: JsonValue) -> JsonValue:
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if _has_surrogate(value) else value
+        return _SURROGATE.sub("\ufffd", value)
     if isinstance(value, list):
         return [_without_surrogates(item) for item in value]
     if isinstance(value, dict):
