@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from openforgerl.errors import ExactnessError
+from openforgerl.errors import ExactnessError, InputError
 from openforgerl.trajectory.options import SamplePolicy
 from openforgerl.trajectory.tree import carried, predecessors
 from openforgerl.types import (
@@ -68,15 +68,18 @@ def build_samples(
 ) -> SampleSet:
     """The samples of an attempt with their account.
 
-    `weights_version` is the trainer's present one, needed when `policy.max_staleness` is set. Raises
-    ExactnessError when a row would not be exactly what the engine saw and emitted, or the account does not add up.
+    `weights_version` is the trainer's present one, needed when `policy.max_staleness` is set (InputError without).
+    Raises ExactnessError when a row would not be exactly what the engine saw and emitted, or the account does not
+    add up.
     """
     if policy.max_staleness is not None and weights_version is None:
-        raise ExactnessError("max_staleness needs the trainer's weights_version")
+        raise InputError("max_staleness is set, so build_samples needs the trainer's weights_version")
     before = predecessors(trajectory)
     dropped = _dropped_calls(trajectory, before)
     rows = _rows(trajectory, before, dropped)
-    fitting = [row for row in rows if policy.max_row_tokens is None or len(row.ids) <= policy.max_row_tokens]
+    limit = policy.max_row_tokens
+    fitting = [row for row in rows if limit is None or len(row.ids) <= limit]
+    too_long = [row for row in rows if limit is not None and len(row.ids) > limit]
 
     lost: Counter[str] = Counter()
     for call in trajectory.calls:
@@ -87,12 +90,11 @@ def build_samples(
     for row in sorted(fitting, key=lambda row: (-len(row.ids), -len(row.path), -row.leaf.index)):
         spans = _spans(row, covered, source=source, policy=policy, weights_version=weights_version)
         samples[row.leaf.call_id] = _sample(row, spans, trajectory, rollout, source)
-    for row in rows:
-        if row not in fitting:
-            for call, held in zip(row.path, row.carried, strict=True):
-                if held > covered[call.call_id]:
-                    lost["too_long"] += held - covered[call.call_id]
-                    covered[call.call_id] = held
+    for row in too_long:
+        for call, held in zip(row.path, row.carried, strict=True):
+            if held > covered[call.call_id]:
+                lost["too_long"] += held - covered[call.call_id]
+                covered[call.call_id] = held
     for call in trajectory.calls:
         if call.call_id not in dropped:
             lost["closing"] += len(call.sampled_ids) - covered[call.call_id]
@@ -170,7 +172,7 @@ def _dropped_calls(trajectory: Trajectory, before: Mapping[str, str | None]) -> 
     dropped: dict[str, str] = {}
     requests: dict[tuple[str, tuple[int, ...]], list[ModelCall]] = {}
     for call in trajectory.calls:
-        if call.status is CallStatus.INTENT:
+        if call.status is CallStatus.INTENT and call.call_id not in continued:
             dropped[call.call_id] = "unfinished"
             continue
         requests.setdefault((call.thread, call.prompt.ids), []).append(call)
