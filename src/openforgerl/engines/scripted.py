@@ -11,11 +11,16 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+from openforgerl.engines.options import EngineOptions
 from openforgerl.engines.script import Answer, Script, ScriptedError
 from openforgerl.errors import EngineError, EngineOverloaded
 from openforgerl.protocols import Renderer
 from openforgerl.types import Chunk, Conversation, FinishReason, Message, Prompt, Role, Sampling, Text
+
+DEFAULT_CONTEXT = 32768
+"""Tokens, when nothing else is said: a script has no limit of its own."""
 
 
 class ScriptedEngine:
@@ -27,7 +32,7 @@ class ScriptedEngine:
         renderer: Renderer,
         *,
         model_name: str = "scripted",
-        context_length: int = 32768,
+        context_length: int = DEFAULT_CONTEXT,
         weights_version: int = 0,
     ) -> None:
         """`script` for every session, or a function from session id to that session's script (called once)."""
@@ -39,6 +44,16 @@ class ScriptedEngine:
         self._scripts: dict[str, Script] = {}
         self._used: dict[str, Counter[int]] = {}
         self._closed = False
+
+    @classmethod
+    def open(cls, path: Path, renderer: Renderer, options: EngineOptions) -> ScriptedEngine:
+        """An engine that answers from the file at `path`. Raises InputError naming entry and field."""
+        return cls(
+            Script.load(path),
+            renderer,
+            model_name=options.model_name or "scripted",
+            context_length=options.context_length or DEFAULT_CONTEXT,
+        )
 
     @property
     def model_name(self) -> str:

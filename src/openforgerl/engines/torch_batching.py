@@ -230,9 +230,9 @@ class Batcher:
             return None, []
         device = self.model.device
         step = Step(
-            ids=torch.tensor([ids], device=device),
-            positions=torch.tensor([positions], device=device),
-            logits_at=torch.tensor(logits_at, device=device),
+            ids=torch.tensor([ids], dtype=torch.long, device=device),
+            positions=torch.tensor([positions], dtype=torch.long, device=device),
+            logits_at=torch.tensor(logits_at, dtype=torch.long, device=device),
             fills=fills,
         )
         if count:

@@ -18,11 +18,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from openforgerl.engines.options import EngineOptions
 from openforgerl.engines.torch_batching import Batcher, Event
 from openforgerl.engines.torch_model import PackedModel
 from openforgerl.engines.torch_sampling import Draws
 from openforgerl.engines.torch_sequence import Sequence
-from openforgerl.errors import ConfigError, EngineError, EngineOverloaded
+from openforgerl.errors import EngineError, EngineOverloaded
+from openforgerl.protocols import Renderer
 from openforgerl.types import Chunk, Prompt, Sampling
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -86,43 +88,36 @@ class TorchEngine:
         *,
         model_name: str | None = None,
         threads: int | None = None,
-        max_batch_tokens: int = 512,
-        max_sequences: int = 64,
-        kv_memory_mb: int = 1024,
-        device: str = "cpu",
-        dtype: str = "float32",
-        context_length: int | None = None,
+        max_sequences: int | None = None,
+        options: EngineOptions | None = None,
         stop_ids: tuple[int, ...] | None = None,
-        max_waiting: int = 4096,
         weights_version: int = 0,
     ) -> None:
-        """`model`: a model directory, or a loaded transformers model (then `device` and `dtype` are its own).
+        """`model`: a model directory, or a loaded transformers model (then device and dtype are its own).
 
-        `threads`: torch threads of the worker (None = torch's setting). `context_length`: at most the model's.
-        `stop_ids`: ids that end an answer (None = the model's generation config). `max_waiting`: longer queues
-        raise EngineOverloaded.
+        `threads` and `max_sequences` win over `options`. `stop_ids`: ids that end an answer (None = the model's
+        generation config). Raises InputError or EngineError when the model cannot be loaded or run.
         """
-        if dtype not in _DTYPES:
-            raise ConfigError(f"engine dtype must be one of {', '.join(_DTYPES)}; got {dtype!r}")
+        options = options or EngineOptions()
         self._model = (
-            PackedModel.load(model, dtype=_DTYPES[dtype], device=device)
+            PackedModel.load(model, dtype=_DTYPES[options.dtype], device=options.device)
             if isinstance(model, Path)
             else PackedModel(model)
         )
-        self._name = model_name or (model.name if isinstance(model, Path) else "policy")
+        self._name = model_name or options.model_name or (model.name if isinstance(model, Path) else "policy")
         self._context = min(
-            length for length in (context_length, self._model.positions or 1 << 30) if length is not None
+            length for length in (options.context_length, self._model.positions or 1 << 30) if length is not None
         )
         self._stop_ids = frozenset(self._model.stop_ids() if stop_ids is None else stop_ids)
         self._batcher = self.batcher_type(
             self._model,
-            max_batch_tokens=max_batch_tokens,
-            max_sequences=max_sequences,
-            kv_tokens=kv_memory_mb * (1 << 20) // self._model.bytes_per_token(),
+            max_batch_tokens=options.max_batch_tokens,
+            max_sequences=max_sequences or options.max_sequences,
+            kv_tokens=options.kv_memory_mb * (1 << 20) // self._model.bytes_per_token(),
             version=weights_version,
         )
-        self._max_waiting = max_waiting
-        self._threads = threads
+        self._max_waiting = options.max_waiting
+        self._threads = threads or options.threads
         self._streams: dict[Sequence, _Stream] = {}
         self._changed = threading.Condition()
         self._submitted: deque[Sequence] = deque()
@@ -132,6 +127,11 @@ class TorchEngine:
         self._broken: BaseException | None = None
         self._worker = threading.Thread(target=self._work, name="torch-engine", daemon=True)
         self._worker.start()
+
+    @classmethod
+    def open(cls, path: Path, renderer: Renderer, options: EngineOptions) -> TorchEngine:
+        """The model in directory `path`; an answer ends where the renderer's template ends a turn."""
+        return cls(path, options=options, stop_ids=renderer.stop_ids)
 
     @property
     def model_name(self) -> str:

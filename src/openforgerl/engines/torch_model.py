@@ -47,9 +47,7 @@ class PackedModel:
             raise InputError(f"{directory} is no model directory: config.json is missing")
         loader: Any = AutoModelForCausalLM
         try:
-            model = loader.from_pretrained(
-                directory, dtype=dtype, attn_implementation="sdpa", local_files_only=True
-            )
+            model = loader.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
         except (OSError, ValueError) as error:
             raise InputError(f"{directory}: transformers cannot load this model: {error}") from error
         return cls(model.to(device))
