@@ -30,6 +30,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "command": "openforgerl.harnesses.command:CommandHarness",
     },
     "verifier": {"script": "openforgerl.verifiers.script:ScriptVerifier"},
+    "model": {"tiny": "openforgerl.testing.tiny_model:write_tiny_model"},
     "verb": {
         verb: f"openforgerl.cli.{module}:{verb}"
         for verb, module in {

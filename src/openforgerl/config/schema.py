@@ -9,6 +9,7 @@ from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.proxy.options import ProxyOptions
 from openforgerl.rollout import RolloutOptions
 from openforgerl.sandboxes.options import SandboxOptions
+from openforgerl.types import SandboxLimits
 
 
 class TasksOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +31,10 @@ class RoomsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tasks: TasksOptions = TasksOptions()
     engine: EngineOptions = EngineOptions()
     proxy: ProxyOptions = ProxyOptions()
+    backend: str = "process"
+    """Sandbox backend: a registry name or `module:Class`."""
     sandbox: SandboxOptions = SandboxOptions()
+    limits: SandboxLimits = SandboxLimits()
+    """Of each sandbox; a task may ask for less memory, not for more."""
     harness: HarnessOptions = HarnessOptions()
     rollout: RolloutOptions = RolloutOptions()

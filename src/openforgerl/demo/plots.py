@@ -53,7 +53,11 @@ def validation_curve(points: Sequence[Mapping[str, float]]) -> str:
     """SFT validation loss over steps (nats per token)."""
     figure, axes = _figure(6.4, 2.8)
     axes.plot(
-        [point["step"] for point in points], [point["loss"] for point in points], color="#3b82c4", marker="o", markersize=3
+        [point["step"] for point in points],
+        [point["loss"] for point in points],
+        color="#3b82c4",
+        marker="o",
+        markersize=3,
     )
     axes.set_xlabel("SFT step")
     axes.set_ylabel("validation loss (nats per token)")

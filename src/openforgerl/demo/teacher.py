@@ -36,7 +36,9 @@ def script_for(task_dir: Path, harness: str) -> Script:
     """The expert's turns for one task, in order: one tool call a turn, then its final words."""
     expert = expert_steps(task_dir, harness)
     calls = [
-        Answer(tool_calls=(ScriptedToolCall(name=step.tool, arguments=dict(step.arguments)),), chunk_tokens=CHUNK_TOKENS)
+        Answer(
+            tool_calls=(ScriptedToolCall(name=step.tool, arguments=dict(step.arguments)),), chunk_tokens=CHUNK_TOKENS
+        )
         for step in expert.steps
     ]
     return Script(answers=(*calls, Answer(text=expert.final, chunk_tokens=CHUNK_TOKENS)))

@@ -6,7 +6,9 @@ On one machine they share a process; the run folder is all that outlives it (DES
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,10 +26,19 @@ from openforgerl.protocols import Harness, InferenceEngine, Renderer, Sandboxes
 from openforgerl.proxy import InProcessSessions, ProxyServer
 from openforgerl.rollout import Rooms
 from openforgerl.store import CallStore, Database, RunStore
-from openforgerl.tasks import sandbox_files
+from openforgerl.tasks import plan_environment
 from openforgerl.types import Attempt, Rollout, SandboxSpec, Task
 
 CONFIG_FILE = "config.json"
+TOKENIZER = "tokenizer"
+"""Folder inside the run folder."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,15 @@ async def open_run(path: Path, config: msgspec.Struct) -> AsyncGenerator[RunFold
         database.close()
 
 
+def keep_tokenizer(folder: Path, source: Path) -> None:
+    """Copy a model's tokenizer and chat template into the run folder, so that its tokens can be read later."""
+    target = folder / TOKENIZER
+    target.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file() and not (target / name).exists():
+            shutil.copyfile(source / name, target / name)
+
+
 @dataclass(frozen=True, slots=True)
 class House:
     """Rooms opened around one engine."""
@@ -90,16 +110,19 @@ async def open_house(
 ) -> AsyncGenerator[House]:
     """Serve `engine` behind the proxy and make an orchestrator for `tasks`. Leftovers of a dead process go first."""
     harness = open_harness(config.harness)
-    sandboxes: Sandboxes = plugins.load("sandbox", config.sandbox.backend)(config.sandbox, folder.path / "sandboxes")
+    sandboxes: Sandboxes = plugins.load("sandbox", config.backend)(config.sandbox, folder.path / "sandboxes")
     async with contextlib.AsyncExitStack() as stack:
         proxy = ProxyServer(engine=engine, renderer=renderer, store=folder.calls, options=config.proxy)
         await stack.enter_async_context(proxy.serving())
+        address = proxy.data_address
+        # A spec is a pure function of its task; reading the Dockerfile again for every attempt would be waste.
+        spec = functools.cache(lambda name: _spec(tasks[name], folder.run_id, config, address))
         rooms = Rooms(
             sessions=InProcessSessions(proxy),
             sandboxes=sandboxes,
             harness=harness,
             verifier=plugins.load("verifier", "script")(),
-            spec=lambda task: _spec(task, folder.run_id, config, proxy.data_address),
+            spec=lambda task: spec(task.name),
             model=engine.model_name,
             context_length=engine.context_length,
             options=config.rollout,
@@ -122,14 +145,14 @@ def open_harness(options: HarnessOptions) -> Harness:
 
 
 def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: tuple[str, int]) -> SandboxSpec:
-    environment = task.environment
-    limits = config.sandbox.limits
-    if environment.memory_mb is not None:
-        limits = msgspec.structs.replace(limits, memory_mb=min(limits.memory_mb, environment.memory_mb))
+    environment = plan_environment(task)
+    limits = config.limits
+    if task.environment.memory_mb is not None:
+        limits = msgspec.structs.replace(limits, memory_mb=min(limits.memory_mb, task.environment.memory_mb))
     return SandboxSpec(
         run_id=run_id,
         workdir=environment.workdir,
-        files=sandbox_files(task),
+        files=environment.files,
         env=environment.env,
         limits=limits,
         endpoint=endpoint,

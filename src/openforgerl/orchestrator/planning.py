@@ -20,8 +20,8 @@ def plan_rollouts(
 ) -> list[list[Rollout]]:
     """One group of `per_task` rollouts for each task, in order.
 
-    Ids are unique in a run as long as (purpose, step, task) is; the seed of a rollout does not depend on
-    `run_id`, so that two runs with one seed sample alike.
+    Ids are unique in a run as long as (purpose, step, task) is. The seed of a rollout depends neither on
+    `run_id` nor on what follows a colon in `purpose`: `eval:sft` and `eval:rl` sample with the same seeds.
     """
     return [
         [
@@ -33,7 +33,7 @@ def plan_rollouts(
                 harness=harness,
                 group_id=f"{_slug(purpose)}-{step}-{_slug(task.name)}",
                 index=index,
-                seed=_seed(seed, purpose, step, task.name, index),
+                seed=_seed(seed, purpose.partition(":")[0], step, task.name, index),
                 purpose=purpose,
                 step=step,
             )

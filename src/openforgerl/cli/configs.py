@@ -1,0 +1,67 @@
+"""What each verb's config holds: the shared rooms plus the verb's own sections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from openforgerl.config import RoomsConfig, load_config, resolved_json
+from openforgerl.orchestrator import RunOptions
+
+T = TypeVar("T", bound=msgspec.Struct)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RunConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`openforgerl run`."""
+
+    run: RunOptions = RunOptions()
+    attempts: int = 1
+    """Rollouts per task."""
+
+
+class EvalConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`openforgerl eval`."""
+
+    run: RunOptions = RunOptions()
+    attempts: int = 3
+    """Attempts per task: k of pass@k and pass^k."""
+
+
+def config_options(function: F) -> F:
+    """The three flags every configured verb has: --config, -s and --dry-run."""
+    decorators = (
+        click.option(
+            "-c", "--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="A TOML config file."
+        ),
+        click.option(
+            "-s", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one value; may be repeated."
+        ),
+        click.option("--dry-run", is_flag=True, help="Print the resolved config as JSON and stop."),
+    )
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+def resolve(
+    schema: type[T], config_file: Path | None, settings: Sequence[str], base: dict[str, Any], *, dry_run: bool
+) -> T | None:
+    """The verb's config, or None after printing it for --dry-run."""
+    config = load_config(schema, config_file, settings, base=base)
+    if dry_run:
+        click.echo(resolved_json(config).decode())
+        return None
+    return config
+
+
+def given(**sections: dict[str, Any]) -> dict[str, Any]:
+    """Config tree of the flags that were given: None values and empty sections are left out."""
+    tree = {
+        name: {key: value for key, value in section.items() if value is not None} for name, section in sections.items()
+    }
+    return {name: section for name, section in tree.items() if section}

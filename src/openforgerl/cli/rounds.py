@@ -1,0 +1,88 @@
+"""One round of attempts on tasks, as `run` and `eval` need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openforgerl.config import RoomsConfig
+from openforgerl.engines import open_engine, tokenizer_directory
+from openforgerl.errors import ConfigError
+from openforgerl.orchestrator import GroupResult, Recording, RunOptions, plan_rollouts
+from openforgerl.orchestrator.assembly import keep_tokenizer, open_house, open_run
+from openforgerl.protocols import Progress
+from openforgerl.rendering import load_renderer
+from openforgerl.tasks import read_tasks
+from openforgerl.types import Attempt, Failure, Rollout, Sampling, Source, Task, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round gave."""
+
+    tasks: Sequence[Task]
+    rollouts: dict[str, Rollout]
+    groups: Sequence[GroupResult]
+
+    @property
+    def last(self) -> list[Attempt]:
+        """The last attempt of every rollout, in plan order."""
+        return [attempt for group in self.groups for attempt in group.attempts]
+
+
+def choose_tasks(config: RoomsConfig) -> list[Task]:
+    """The tasks that `[tasks]` selects; ConfigError when none is left."""
+    found = read_tasks(Path(config.tasks.path))
+    if config.tasks.split is not None:
+        found = [task for task in found if task.metadata.get("split") == config.tasks.split]
+    found = found[: config.tasks.limit]
+    if not found:
+        raise ConfigError(f"no task is left in {config.tasks.path} (tasks.split = {config.tasks.split!r})")
+    return found
+
+
+async def run_round(
+    folder: Path, config: RoomsConfig, run: RunOptions, purpose: str, attempts: int, progress: Progress
+) -> Round:
+    """Plan `attempts` rollouts per task and run them to their outcomes, from wherever the run folder stands."""
+    tasks = choose_tasks(config)
+    tokenizer = tokenizer_directory(config.engine.spec, config.engine)
+    renderer = load_renderer(tokenizer)
+    async with open_run(folder, config) as opened:
+        keep_tokenizer(folder, tokenizer)
+        engine = open_engine(config.engine.spec, renderer, config.engine)
+        groups = plan_rollouts(
+            tasks,
+            run_id=opened.run_id,
+            purpose=purpose,
+            harness=config.harness.name,
+            per_task=attempts,
+            seed=config.seed,
+        )
+        source = Source.TEACHER if config.engine.spec.startswith("scripted:") else Source.POLICY
+        progress.start(purpose, len(groups) * attempts)
+
+        def on_attempt(rollout: Rollout, attempt: Attempt) -> None:
+            if isinstance(attempt.outcome, Failure):
+                progress.say(f"  {attempt.attempt_id}: {attempt.outcome.origin} failure: {attempt.outcome.message}")
+            elif isinstance(attempt.outcome, Verdict):
+                progress.advance(purpose, note=f"{rollout.task}: reward {attempt.outcome.reward:g}")
+
+        try:
+            async with open_house(
+                opened,
+                config,
+                run,
+                engine=engine,
+                renderer=renderer,
+                tasks={task.name: task for task in tasks},
+                on_attempt=on_attempt,
+            ) as house:
+                done = [result async for result in house.orchestrator.run(groups, Recording(source, Sampling()))]
+        finally:
+            await engine.close()
+        progress.finish(purpose)
+    order = {group[0].group_id: place for place, group in enumerate(groups)}
+    done.sort(key=lambda result: order[result.rollouts[0].group_id])
+    return Round(tasks, {rollout.rollout_id: rollout for group in groups for rollout in group}, done)

@@ -1,0 +1,153 @@
+"""`openforgerl show`: a run's attempts, or one attempt's conversation with every token's fate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from openforgerl.errors import InputError
+from openforgerl.orchestrator.assembly import TOKENIZER
+from openforgerl.protocols import Renderer
+from openforgerl.rendering import load_renderer
+from openforgerl.store import CallStore, Database, RunStore
+from openforgerl.trajectory import Mark, annotate
+from openforgerl.types import Attempt, Failure, ModelCall, Rollout, SampleSet, Verdict
+
+STYLES = {"context": "dim", "trained": "bold green", "masked": "yellow"}
+BRACKETS = {"context": ("", ""), "trained": ("⟦", "⟧"), "masked": ("⟨", "⟩")}
+"""Marks for readers without colours (a file, a pipe)."""
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("attempt", required=False)
+@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True), help="Default: the one kept in RUN.")
+@click.option("--failed", is_flag=True, help="List only attempts without a verdict.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=40, show_default=True, help="List so many attempts, latest last."
+)
+def show(folder: Path, attempt: str | None, tokenizer: Path | None, failed: bool, limit: int) -> None:
+    """Show RUN: a summary and its attempts; or ATTEMPT's conversation with trained, masked and context tokens marked.
+
+    Trained tokens are green in ⟦ ⟧, masked ones yellow in ⟨reason: ⟩, context is dim. Works beside a running run.
+    """
+    console = Console()
+    if attempt is None:
+        asyncio.run(_list(folder, failed, limit, console))
+        return
+    directory = tokenizer or folder / TOKENIZER
+    if not directory.is_dir():
+        raise InputError(f"{folder} keeps no tokenizer; give --tokenizer DIR")
+    asyncio.run(_attempt(folder, attempt, load_renderer(directory), console))
+
+
+async def _list(folder: Path, failed: bool, limit: int, console: Console) -> None:
+    database = _open(folder)
+    try:
+        store = RunStore(database)
+        attempts = await store.attempts()
+        rollouts = {rollout.rollout_id: rollout for rollout in await store.rollouts()}
+    finally:
+        database.close()
+    _summary(attempts, rollouts, console)
+    chosen = [attempt for attempt in attempts if not failed or isinstance(attempt.outcome, Failure)][-limit:]
+    table = Table("attempt", "task", "outcome", "seconds")
+    for attempt in chosen:
+        seconds = "" if attempt.finished_at is None else f"{attempt.finished_at - attempt.started_at:.1f}"
+        table.add_row(attempt.attempt_id, rollouts[attempt.rollout_id].task, _outcome(attempt), seconds)
+    console.print(table)
+    if len(attempts) > len(chosen):
+        console.print(f"{len(chosen)} of {len(attempts)} attempts shown; --limit N shows more", highlight=False)
+
+
+def _summary(attempts: list[Attempt], rollouts: dict[str, Rollout], console: Console) -> None:
+    table = Table("purpose", "attempts", "solved", "graded", "failures by origin")
+    for purpose in dict.fromkeys(rollout.purpose for rollout in rollouts.values()):
+        found = [attempt for attempt in attempts if rollouts[attempt.rollout_id].purpose == purpose]
+        verdicts = [attempt.outcome for attempt in found if isinstance(attempt.outcome, Verdict)]
+        origins = Counter(attempt.outcome.origin.value for attempt in found if isinstance(attempt.outcome, Failure))
+        failures = ", ".join(f"{count} {origin}" for origin, count in sorted(origins.items()))
+        solved = sum(verdict.passed for verdict in verdicts)
+        table.add_row(purpose, str(len(found)), str(solved), str(len(verdicts)), failures)
+    console.print(table)
+
+
+async def _attempt(folder: Path, attempt_id: str, renderer: Renderer, console: Console) -> None:
+    database = _open(folder)
+    try:
+        store = RunStore(database)
+        found = {attempt.attempt_id: attempt for attempt in await store.attempts()}
+        attempt = found.get(attempt_id)
+        if attempt is None:
+            raise InputError(f"{folder} has no attempt {attempt_id!r}; list them: openforgerl show {folder}")
+        calls = await CallStore(database).calls(attempt_id)
+        samples = (await store.samples([attempt_id])).get(attempt_id)
+    finally:
+        database.close()
+    _header(attempt, calls, console)
+    if samples is None:
+        console.print("This attempt made no samples (it has no verdict). Its calls:", highlight=False)
+        for call in calls:
+            console.print(Text(renderer.decode(call.prompt.ids), style=STYLES["context"]), end="")
+            console.print(Text(renderer.decode(call.sampled_ids), style=STYLES["masked"]))
+        return
+    _samples(samples, renderer, console)
+
+
+def _samples(found: SampleSet, renderer: Renderer, console: Console) -> None:
+    for sample in found.samples:
+        console.rule(f"{sample.sample_id}: {len(sample.ids)} ids, {sample.trained_tokens} trained")
+        text = Text()
+        for mark in annotate(sample):
+            text.append_text(_marked(mark, renderer))
+        console.print(text, soft_wrap=True)
+    totals = found.totals
+    console.rule("every sampled token, once")
+    parts = [f"sampled {totals.sampled}", f"trained {totals.trained}"]
+    parts += [f"masked {count} ({reason})" for reason, count in totals.masked.items()]
+    parts += [f"dropped {count} ({reason})" for reason, count in totals.dropped.items()]
+    console.print("  ".join(parts), highlight=False)
+
+
+def _marked(mark: Mark, renderer: Renderer) -> Text:
+    opening, closing = BRACKETS[mark.state]
+    reason = f"{mark.reason}: " if mark.reason else ""
+    return Text(f"{opening}{reason}{renderer.decode(mark.ids)}{closing}", style=STYLES[mark.state])
+
+
+def _header(attempt: Attempt, calls: list[ModelCall], console: Console) -> None:
+    console.print(f"{attempt.attempt_id}: {_outcome(attempt)}", highlight=False, style="bold")
+    outcome = attempt.outcome
+    if isinstance(outcome, Failure):
+        console.print(f"  stage {outcome.stage}, {outcome.message}", highlight=False, markup=False)
+    for name in ("argv", "exit", "user_agents", "package_digest", "ending"):
+        if name in attempt.harness:
+            console.print(f"  {name:<14} {attempt.harness[name]}", highlight=False, markup=False, soft_wrap=True)
+    for name, value in attempt.sandbox.items():
+        console.print(f"  {name:<14} {value}", highlight=False, markup=False, soft_wrap=True)
+    for call in calls:
+        said = f"{len(call.prompt.ids)} prompt ids, {len(call.sampled_ids)} sampled, weights {call.weights_version}"
+        line = f"  call {call.index:<9} {call.role} ({call.role_evidence}), {call.status}, {said}"
+        console.print(line, highlight=False, markup=False)
+
+
+def _outcome(attempt: Attempt) -> str:
+    outcome = attempt.outcome
+    if outcome is None:
+        return "running"
+    if isinstance(outcome, Verdict):
+        return f"reward {outcome.reward:g} ({'solved' if outcome.passed else 'not solved'}, {outcome.ending})"
+    return f"{outcome.origin} failure: {outcome.kind}"
+
+
+def _open(folder: Path) -> Database:
+    path = folder / "run.sqlite"
+    if not path.is_file():
+        raise InputError(f"{folder} is no run folder: it has no run.sqlite")
+    return Database.read_only(path)

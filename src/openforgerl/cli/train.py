@@ -1,0 +1,185 @@
+"""`openforgerl train`: SFT on recorded successes, GRPO inside the harness."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from openforgerl.cli.configs import config_options, given, resolve
+from openforgerl.cli.interruption import run_until_interrupted
+from openforgerl.cli.progress import open_progress
+from openforgerl.cli.rounds import choose_tasks
+from openforgerl.config import RoomsConfig
+from openforgerl.errors import ConfigError, InputError, Interrupted
+from openforgerl.orchestrator import RunOptions
+from openforgerl.orchestrator.assembly import keep_tokenizer, open_run
+from openforgerl.protocols import Progress
+from openforgerl.rendering import load_renderer
+from openforgerl.store import Database, RunStore
+from openforgerl.training.grpo import StepReport
+from openforgerl.training.learner import Learner
+from openforgerl.training.objectives import StepMetrics
+from openforgerl.training.options import GrpoOptions, SftOptions
+from openforgerl.training.reinforcing import Watch, reinforce
+from openforgerl.training.sft import ValidationPoint, train_sft
+from openforgerl.types import Attempt, Failure, Rollout, Sample, Verdict
+
+
+class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`openforgerl train sft`."""
+
+    sft: SftOptions = SftOptions()
+    validation_share: float = 0.1
+    """Share of the tasks whose successes are kept for validation (at least one task)."""
+    seed: int = 0
+    """Which tasks those are."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_share < 1:
+            raise ValueError(f"validation_share must be between 0 and 1; got {self.validation_share}")
+
+
+class GrpoConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`openforgerl train grpo`."""
+
+    run: RunOptions = RunOptions()
+    train: GrpoOptions = GrpoOptions()
+
+
+@click.group()
+def train() -> None:
+    """SFT or GRPO on rollouts collected inside the harness."""
+
+
+@train.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--model", required=True, type=click.Path(path_type=Path, exists=True, file_okay=False), help="Start.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Where checkpoints go.")
+@config_options
+def sft(
+    runs: tuple[Path, ...],
+    model: Path,
+    out: Path,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Fine-tune MODEL on the solved attempts recorded in RUNS (run folders). Resumes when killed."""
+    config = resolve(SftConfig, config_file, settings, {}, dry_run=dry_run)
+    if config is None:
+        return
+    train_rows, validation_rows = run_until_interrupted(_successes(runs, config), "Nothing was started.")
+    learner = Learner(model, config.sft.learner, planned_steps=config.sft.steps)
+    try:
+        with open_progress(sys.stderr) as progress:
+            progress.start("SFT", config.sft.steps)
+
+            def on_step(metrics: StepMetrics, point: ValidationPoint | None) -> None:
+                progress.advance("SFT", note=None if point is None else f"validation loss {point.loss:.3f}")
+
+            result = train_sft(
+                learner, train_rows, validation_rows, config.sft, directory=out, companions=model, on_step=on_step
+            )
+            progress.finish("SFT")
+    except KeyboardInterrupt as stopped:
+        raise Interrupted(f"The same command goes on from the last checkpoint in {out}.") from stopped
+    best = min(result.curve, key=lambda point: point.loss)
+    click.echo(f"Best validation loss {best.loss:.4f} at step {best.step}: {result.best}")
+
+
+async def _successes(runs: tuple[Path, ...], config: SftConfig) -> tuple[list[Sample], list[Sample]]:
+    """Samples of solved attempts, split by task so that no task is on both sides."""
+    by_task: dict[str, list[Sample]] = {}
+    for folder in runs:
+        database = Database.read_only(folder / "run.sqlite")
+        try:
+            store = RunStore(database)
+            rollouts = {rollout.rollout_id: rollout for rollout in await store.rollouts()}
+            solved = {
+                attempt.attempt_id: rollouts[attempt.rollout_id].task
+                for attempt in await store.attempts()
+                if isinstance(attempt.outcome, Verdict) and attempt.outcome.passed
+            }
+            for attempt_id, found in (await store.samples(list(solved))).items():
+                by_task.setdefault(solved[attempt_id], []).extend(found.samples)
+        finally:
+            database.close()
+    if len(by_task) < 2:
+        raise InputError(f"{len(by_task)} solved tasks in {', '.join(map(str, runs))}; SFT needs at least two")
+    names = sorted(by_task)
+    kept = set(random.Random(config.seed).sample(names, max(1, round(config.validation_share * len(names)))))
+    return (
+        [sample for name in names if name not in kept for sample in by_task[name]],
+        [sample for name in names if name in kept for sample in by_task[name]],
+    )
+
+
+@train.command()
+@click.argument("tasks", required=False, type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--model", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Model directory to start."
+)
+@click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
+@click.option("--run", "folder", type=click.Path(path_type=Path), default=Path("runs/grpo"), show_default=True)
+@config_options
+def grpo(
+    tasks: Path | None,
+    model: Path | None,
+    harness: str | None,
+    folder: Path,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Train MODEL with GRPO on the Harbor tasks in TASKS, every rollout inside the harness.
+
+    Checkpoints are model directories in RUN/checkpoints/rl; any of them serves as `--engine torch:DIR`. Killed or
+    interrupted, the same command goes on with the next step.
+    """
+    base: dict[str, Any] = given(
+        engine={"spec": f"torch:{model}" if model else None},
+        harness={"name": harness},
+        tasks={"path": str(tasks) if tasks else None},
+    )
+    config = resolve(GrpoConfig, config_file, settings, base, dry_run=dry_run)
+    if config is None:
+        return
+    kind, _, directory = config.engine.spec.partition(":")
+    if kind != "torch" or not directory:
+        raise ConfigError('GRPO trains a model directory: give --model DIR, or [engine] spec = "torch:DIR"')
+    with open_progress(sys.stderr) as progress:
+        work = _grpo(config, Path(directory), folder, progress)
+        last = run_until_interrupted(work, f"The same command resumes ({folder}).")
+    click.echo(f"Trained {config.train.steps} steps: {last}")
+
+
+async def _grpo(config: GrpoConfig, model: Path, folder: Path, progress: Progress) -> Path:
+    options = config.train
+    progress.start("GRPO", options.steps)
+
+    def on_attempt(rollout: Rollout, attempt: Attempt) -> None:
+        if isinstance(attempt.outcome, Failure):
+            progress.say(f"  {attempt.attempt_id}: {attempt.outcome.origin} failure: {attempt.outcome.message}")
+
+    def on_step(report: StepReport) -> None:
+        progress.advance("GRPO", note=f"mean reward {report.reward_mean:.2f}")
+
+    async with open_run(folder, config) as opened:
+        keep_tokenizer(folder, model)
+        last = await reinforce(
+            opened,
+            config,
+            config.run,
+            options,
+            start=model,
+            tasks=choose_tasks(config),
+            renderer=load_renderer(model),
+            watch=Watch(on_attempt, on_step),
+        )
+    progress.finish("GRPO")
+    return last

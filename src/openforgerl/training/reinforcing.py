@@ -1,0 +1,76 @@
+"""GRPO on this machine, assembled: torch engine, proxy, orchestrator and loop around one run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from openforgerl.config import RoomsConfig
+from openforgerl.engines.torch_engine import TorchEngine
+from openforgerl.orchestrator import OrchestratedGroups, Recording, RunOptions
+from openforgerl.orchestrator.assembly import RunFolder, open_house
+from openforgerl.protocols import Renderer
+from openforgerl.training.grpo import GrpoLoop, StepReport
+from openforgerl.training.learner import Learner
+from openforgerl.training.options import GrpoOptions
+from openforgerl.types import Attempt, Rollout, Sampling, Source, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a caller wants to hear of while training runs."""
+
+    attempt: Callable[[Rollout, Attempt], None] = lambda rollout, attempt: None
+    step: Callable[[StepReport], None] = lambda report: None
+
+
+async def reinforce(
+    folder: RunFolder,
+    config: RoomsConfig,
+    run: RunOptions,
+    options: GrpoOptions,
+    *,
+    start: Path,
+    tasks: Sequence[Task],
+    renderer: Renderer,
+    watch: Watch,
+) -> Path:
+    """Train the model directory `start` on `tasks` inside the harness that `config` names; the last checkpoint.
+
+    The served weights are a copy of the learner's, replaced after every step. Resumes from the run folder.
+    """
+    served = config.engine
+    engine = TorchEngine(start, model_name="policy", threads=served.threads, max_sequences=served.max_sequences)
+    try:
+        async with open_house(
+            folder,
+            config,
+            run,
+            engine=engine,
+            renderer=renderer,
+            tasks={task.name: task for task in tasks},
+            on_attempt=watch.attempt,
+        ) as house:
+            source = OrchestratedGroups(
+                orchestrator=house.orchestrator,
+                recording=Recording(Source.POLICY, Sampling()),
+                run_id=folder.run_id,
+                harness=config.harness.name,
+                seed=config.seed,
+            )
+            loop = GrpoLoop(
+                learner=Learner(start, options.learner, planned_steps=options.steps),
+                source=source,
+                engine=engine,
+                store=folder.store,
+                tasks=tasks,
+                options=msgspec.structs.replace(options, seed=options.seed + config.seed),
+                directory=folder.path,
+                companions=start,
+            )
+            return await loop.run(watch.step)
+    finally:
+        await engine.close()

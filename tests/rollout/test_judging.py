@@ -1,0 +1,104 @@
+"""Whose failure is it? The table of DESIGN §5 Outcomes, row by row."""
+
+from __future__ import annotations
+
+import pytest
+
+from openforgerl.errors import StageError
+from openforgerl.rollout import OnTimeout, judge
+from openforgerl.types import CallStatus, CallTiming, Conversation, Ending, Exit, ModelCall, Origin, Prompt, ThreadRole
+
+FINISHED = Ending(kind="finished", by_policy=False, evidence="exit 0")
+
+
+def call(status: CallStatus) -> ModelCall:
+    return ModelCall(
+        call_id=f"c-{status}",
+        session_id="s",
+        index=0,
+        dialect="chat",
+        thread="t",
+        role=ThreadRole.MAIN,
+        role_evidence="first",
+        parent_call_id=None,
+        status=status,
+        conversation=Conversation(messages=()),
+        prompt=Prompt(ids=()),
+        weights_version=0,
+        timing=CallTiming(received=0.0),
+        error="the engine broke" if status is CallStatus.ERROR else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        (FINISHED, "finished"),
+        (Ending(kind="gave_up", by_policy=True, evidence=""), "gave_up"),
+        (Ending(kind="limit", by_policy=True, evidence=""), "limit"),
+        (Ending(kind="crashed", by_policy=True, evidence="bad tool call"), "crashed_by_policy"),
+    ],
+)
+def test_what_the_model_caused_is_graded(ending: Ending, expected: str) -> None:
+    assert judge(Exit(code=0), ending, [call(CallStatus.COMPLETE)], OnTimeout.DISCARD) == expected
+
+
+@pytest.mark.parametrize("on_timeout", list(OnTimeout))
+@pytest.mark.parametrize(
+    ("exit", "ending", "statuses", "kind", "origin"),
+    [
+        (
+            Exit(code=1),
+            Ending(kind="crashed", by_policy=False, evidence="exit 1"),
+            [CallStatus.COMPLETE],
+            "crash",
+            Origin.HARNESS,
+        ),
+        (
+            Exit(code=None, signal=9),
+            Ending(kind="crashed", by_policy=False, evidence="killed"),
+            [],
+            "crash",
+            Origin.HARNESS,
+        ),
+        (Exit(code=137, oom=True), FINISHED, [CallStatus.COMPLETE], "oom", Origin.INFRASTRUCTURE),
+        (Exit(code=0), FINISHED, [CallStatus.COMPLETE, CallStatus.ERROR], "model_call", Origin.INFRASTRUCTURE),
+        (
+            Exit(code=1),
+            Ending(kind="crashed", by_policy=True, evidence=""),
+            [CallStatus.ERROR],
+            "model_call",
+            Origin.INFRASTRUCTURE,
+        ),
+    ],
+)
+def test_no_setting_turns_our_failures_into_a_reward(
+    exit: Exit, ending: Ending, statuses: list[CallStatus], kind: str, origin: Origin, on_timeout: OnTimeout
+) -> None:
+    with pytest.raises(StageError) as raised:
+        judge(exit, ending, [call(status) for status in statuses], on_timeout)
+    assert (raised.value.kind, raised.value.origin, raised.value.retryable) == (kind, origin, True)
+
+
+def test_an_engine_error_that_the_harness_survived_is_no_failure() -> None:
+    calls = [call(CallStatus.ERROR), call(CallStatus.COMPLETE)]
+    assert judge(Exit(code=0), FINISHED, calls, OnTimeout.DISCARD) == "finished"
+
+
+@pytest.mark.parametrize(
+    ("on_timeout", "graded"),
+    [
+        (OnTimeout.DISCARD, False),
+        (OnTimeout.PARTIAL, False),
+        (OnTimeout.GRADE, True),
+        (OnTimeout.ZERO, True),
+    ],
+)
+def test_a_wall_clock_limit_follows_the_setting(on_timeout: OnTimeout, graded: bool) -> None:
+    exit = Exit(code=None, signal=9, timed_out=True, seconds=60.2)
+    if graded:
+        assert judge(exit, FINISHED, [call(CallStatus.COMPLETE)], on_timeout) == "limit:time"
+        return
+    with pytest.raises(StageError, match="still running after 60 s") as raised:
+        judge(exit, FINISHED, [call(CallStatus.COMPLETE)], on_timeout)
+    assert raised.value.origin is Origin.BUDGET
