@@ -10,6 +10,8 @@ import click
 import msgspec
 
 from openforgerl.config import RoomsConfig, load_config, resolved_json
+from openforgerl.engines.opening import engine_options
+from openforgerl.errors import ConfigError
 from openforgerl.orchestrator import RunOptions
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -65,3 +67,35 @@ def given(**sections: dict[str, Any]) -> dict[str, Any]:
         name: {key: value for key, value in section.items() if value is not None} for name, section in sections.items()
     }
     return {name: section for name, section in tree.items() if section}
+
+
+def engine_section(spec: str | None) -> dict[str, Any]:
+    """`--engine KIND:PATH` as config values; empty when the flag was not given."""
+    if spec is None:
+        return {}
+    chosen = engine_options(spec)
+    return {"kind": chosen.kind, "path": chosen.path}
+
+
+def round_base(
+    tasks: Path, spec: str | None, tokenizer: Path | None, harness: str | None, attempts: int | None
+) -> dict[str, Any]:
+    """Config tree of the flags that `run` and `eval` share."""
+    base: dict[str, Any] = {"tasks": {"path": str(tasks)}, "engine": engine_section(spec)}
+    base |= given(harness={"name": harness})
+    if attempts is not None:
+        base["attempts"] = attempts
+    if tokenizer is not None:
+        base["tokenizer"] = str(tokenizer)
+    return base
+
+
+def tokenizer_directory(config: RoomsConfig) -> Path:
+    """Where tokenizer and chat template are; ConfigError naming the flag when nothing says it."""
+    if config.tokenizer:
+        return Path(config.tokenizer)
+    if not config.engine.path:
+        raise ConfigError("which engine? give --engine scripted:FILE or torch:DIR, or [engine] kind and path")
+    if config.engine.kind != "torch":
+        raise ConfigError(f"engine {config.engine.kind} has no tokenizer of its own: give --tokenizer DIR")
+    return Path(config.engine.path)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
-from openforgerl.cli.configs import EvalConfig, config_options, given, resolve
+from openforgerl.cli.configs import EvalConfig, config_options, resolve, round_base
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import Round, run_round
-from openforgerl.errors import ConfigError
 from openforgerl.evals.summary import TaskResult, summarise
 from openforgerl.types import Failure, Verdict
 
@@ -22,6 +20,7 @@ from openforgerl.types import Failure, Verdict
 @click.command(name="eval")
 @click.argument("tasks", type=click.Path(path_type=Path, exists=True))
 @click.option("--engine", "spec", metavar="SPEC", help="scripted:FILE or torch:DIR.")
+@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True), help="Default: the engine's (torch:DIR).")
 @click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
 @click.option("--attempts", type=click.IntRange(1), help="Attempts per task, the k of pass@k.  [default: 3]")
 @click.option("--run", "folder", type=click.Path(path_type=Path), default=Path("runs/eval"), show_default=True)
@@ -29,6 +28,7 @@ from openforgerl.types import Failure, Verdict
 def eval(
     tasks: Path,
     spec: str | None,
+    tokenizer: Path | None,
     harness: str | None,
     attempts: int | None,
     folder: Path,
@@ -41,15 +41,10 @@ def eval(
     Prints pass@1, pass@k and pass^k with 95 % intervals over tasks and writes RUN/eval.json. Attempts that failed
     for reasons of ours are refilled, never counted as wrong.
     """
-    base: dict[str, Any] = {"tasks": {"path": str(tasks)}}
-    base |= given(engine={"spec": spec}, harness={"name": harness})
-    if attempts is not None:
-        base["attempts"] = attempts
+    base = round_base(tasks, spec, tokenizer, harness, attempts)
     config = resolve(EvalConfig, config_file, settings, base, dry_run=dry_run)
     if config is None:
         return
-    if not config.engine.spec:
-        raise ConfigError("which engine? give --engine scripted:FILE or torch:DIR, or [engine] spec in the config")
     with open_progress(sys.stderr) as progress:
         work = run_round(folder, config, config.run, "eval", config.attempts, progress)
         result = run_until_interrupted(work, f"The same command resumes ({folder}).")

@@ -10,9 +10,10 @@ import msgspec
 
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.config import load_config
-from openforgerl.engines import open_engine
+from openforgerl.engines.opening import engine_options, open_engine
 from openforgerl.engines.options import EngineOptions
-from openforgerl.errors import Interrupted
+from openforgerl.errors import ConfigError, Interrupted
+from openforgerl.orchestrator.assembly import keep_tokenizer
 from openforgerl.proxy import ProxyOptions, ProxyServer
 from openforgerl.rendering import load_renderer
 from openforgerl.store import CallStore, Database
@@ -59,16 +60,21 @@ def proxy(
     token_file = control_token_file or folder / "control-token"
     base = {"proxy": {"port": port, "control_port": control_port, "control_token_file": str(token_file)}}
     config = load_config(ProxyConfig, None, settings, base=base)
+    chosen = engine_options(spec)
+    if tokenizer is None and chosen.kind != "torch":
+        raise ConfigError(f"engine {chosen.kind} has no tokenizer of its own: give --tokenizer DIR")
     try:
-        run_until_interrupted(_serve(config, spec, tokenizer, folder), "Sessions and calls are kept.")
+        run_until_interrupted(
+            _serve(config, spec, tokenizer or Path(chosen.path), folder), "Sessions and calls are kept."
+        )
     except Interrupted as stopped:
         click.echo(f"Stopped. {stopped}", err=True)
 
 
-async def _serve(config: ProxyConfig, spec: str, tokenizer: Path | None, folder: Path) -> None:
-    kind, _, target = spec.partition(":")
-    renderer = load_renderer(tokenizer or Path(target if kind == "torch" else "."))
+async def _serve(config: ProxyConfig, spec: str, tokenizer: Path, folder: Path) -> None:
+    renderer = load_renderer(tokenizer)
     engine = open_engine(spec, renderer, config.engine)
+    keep_tokenizer(folder, tokenizer)
     database = Database.open(folder / "run.sqlite")
     try:
         async with ProxyServer(
@@ -83,4 +89,4 @@ async def _serve(config: ProxyConfig, spec: str, tokenizer: Path | None, folder:
             await asyncio.Event().wait()
     finally:
         await engine.close()
-        database.close()
+        await database.close()

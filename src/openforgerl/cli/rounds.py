@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from openforgerl.cli.configs import tokenizer_directory
 from openforgerl.config import RoomsConfig
-from openforgerl.engines import open_engine, tokenizer_directory
+from openforgerl.engines.opening import open_engine
 from openforgerl.errors import ConfigError
 from openforgerl.orchestrator import GroupResult, Recording, RunOptions, plan_rollouts
 from openforgerl.orchestrator.assembly import keep_tokenizer, open_house, open_run
@@ -47,11 +48,11 @@ async def run_round(
 ) -> Round:
     """Plan `attempts` rollouts per task and run them to their outcomes, from wherever the run folder stands."""
     tasks = choose_tasks(config)
-    tokenizer = tokenizer_directory(config.engine.spec, config.engine)
+    tokenizer = tokenizer_directory(config)
     renderer = load_renderer(tokenizer)
     async with open_run(folder, config) as opened:
         keep_tokenizer(folder, tokenizer)
-        engine = open_engine(config.engine.spec, renderer, config.engine)
+        engine = open_engine(None, renderer, config.engine)
         groups = plan_rollouts(
             tasks,
             run_id=opened.run_id,
@@ -60,7 +61,7 @@ async def run_round(
             per_task=attempts,
             seed=config.seed,
         )
-        source = Source.TEACHER if config.engine.spec.startswith("scripted:") else Source.POLICY
+        source = Source.TEACHER if config.engine.kind == "scripted" else Source.POLICY
         progress.start(purpose, len(groups) * attempts)
 
         def on_attempt(rollout: Rollout, attempt: Attempt) -> None:

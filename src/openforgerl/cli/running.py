@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from openforgerl.cli.configs import RunConfig, config_options, given, resolve
+from openforgerl.cli.configs import RunConfig, config_options, resolve, round_base
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import Round, run_round
-from openforgerl.errors import ConfigError
 from openforgerl.types import Failure, Verdict
 
 
 @click.command()
 @click.argument("tasks", type=click.Path(path_type=Path, exists=True))
 @click.option("--engine", "spec", metavar="SPEC", help="scripted:FILE or torch:DIR.")
+@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True), help="Default: the engine's (torch:DIR).")
 @click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
 @click.option("--attempts", type=click.IntRange(1), help="Rollouts per task.  [default: 1]")
 @click.option("--run", "folder", type=click.Path(path_type=Path), default=Path("runs/run"), show_default=True)
@@ -28,6 +27,7 @@ from openforgerl.types import Failure, Verdict
 def run(
     tasks: Path,
     spec: str | None,
+    tokenizer: Path | None,
     harness: str | None,
     attempts: int | None,
     folder: Path,
@@ -39,15 +39,10 @@ def run(
 
     Look at what happened with `openforgerl show RUN`. Killed or interrupted, the same command resumes.
     """
-    base: dict[str, Any] = {"tasks": {"path": str(tasks)}}
-    base |= given(engine={"spec": spec}, harness={"name": harness})
-    if attempts is not None:
-        base["attempts"] = attempts
+    base = round_base(tasks, spec, tokenizer, harness, attempts)
     config = resolve(RunConfig, config_file, settings, base, dry_run=dry_run)
     if config is None:
         return
-    if not config.engine.spec:
-        raise ConfigError("which engine? give --engine scripted:FILE or torch:DIR, or [engine] spec in the config")
     with open_progress(sys.stderr) as progress:
         work = run_round(folder, config, config.run, "run", config.attempts, progress)
         result = run_until_interrupted(work, f"The same command resumes ({folder}).")

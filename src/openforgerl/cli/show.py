@@ -54,10 +54,12 @@ async def _list(folder: Path, failed: bool, limit: int, console: Console) -> Non
         attempts = await store.attempts()
         rollouts = {rollout.rollout_id: rollout for rollout in await store.rollouts()}
     finally:
-        database.close()
+        await database.close()
     _summary(attempts, rollouts, console)
     chosen = [attempt for attempt in attempts if not failed or isinstance(attempt.outcome, Failure)][-limit:]
-    table = Table("attempt", "task", "outcome", "seconds")
+    table = Table()
+    for column in ("attempt", "task", "outcome", "seconds"):
+        table.add_column(column, overflow="fold")
     for attempt in chosen:
         seconds = "" if attempt.finished_at is None else f"{attempt.finished_at - attempt.started_at:.1f}"
         table.add_row(attempt.attempt_id, rollouts[attempt.rollout_id].task, _outcome(attempt), seconds)
@@ -89,7 +91,7 @@ async def _attempt(folder: Path, attempt_id: str, renderer: Renderer, console: C
         calls = await CallStore(database).calls(attempt_id)
         samples = (await store.samples([attempt_id])).get(attempt_id)
     finally:
-        database.close()
+        await database.close()
     _header(attempt, calls, console)
     if samples is None:
         console.print("This attempt made no samples (it has no verdict). Its calls:", highlight=False)

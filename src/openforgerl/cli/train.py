@@ -108,7 +108,7 @@ async def _successes(runs: tuple[Path, ...], config: SftConfig) -> tuple[list[Sa
             for attempt_id, found in (await store.samples(list(solved))).items():
                 by_task.setdefault(solved[attempt_id], []).extend(found.samples)
         finally:
-            database.close()
+            await database.close()
     if len(by_task) < 2:
         raise InputError(f"{len(by_task)} solved tasks in {', '.join(map(str, runs))}; SFT needs at least two")
     names = sorted(by_task)
@@ -142,18 +142,17 @@ def grpo(
     interrupted, the same command goes on with the next step.
     """
     base: dict[str, Any] = given(
-        engine={"spec": f"torch:{model}" if model else None},
+        engine={"kind": "torch" if model else None, "path": str(model) if model else None},
         harness={"name": harness},
         tasks={"path": str(tasks) if tasks else None},
     )
     config = resolve(GrpoConfig, config_file, settings, base, dry_run=dry_run)
     if config is None:
         return
-    kind, _, directory = config.engine.spec.partition(":")
-    if kind != "torch" or not directory:
-        raise ConfigError('GRPO trains a model directory: give --model DIR, or [engine] spec = "torch:DIR"')
+    if config.engine.kind != "torch" or not config.engine.path:
+        raise ConfigError("GRPO trains a model directory: give --model DIR, or [engine] path")
     with open_progress(sys.stderr) as progress:
-        work = _grpo(config, Path(directory), folder, progress)
+        work = _grpo(config, Path(config.engine.path), folder, progress)
         last = run_until_interrupted(work, f"The same command resumes ({folder}).")
     click.echo(f"Trained {config.train.steps} steps: {last}")
 

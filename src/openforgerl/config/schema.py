@@ -30,6 +30,8 @@ class RoomsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the whole run: plans, sampling, initialisation and shuffling derive from it."""
     tasks: TasksOptions = TasksOptions()
     engine: EngineOptions = EngineOptions()
+    tokenizer: str = ""
+    """Directory with tokenizer and chat template; empty = the engine's own (`torch`)."""
     proxy: ProxyOptions = ProxyOptions()
     backend: str = "process"
     """Sandbox backend: a registry name or `module:Class`."""

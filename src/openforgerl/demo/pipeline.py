@@ -17,7 +17,7 @@ from openforgerl.demo.teacher import Teacher
 from openforgerl.engines.scripted import ScriptedEngine
 from openforgerl.engines.torch_engine import TorchEngine
 from openforgerl.errors import InputError
-from openforgerl.orchestrator import GroupResult, Recording, plan_rollouts
+from openforgerl.orchestrator import GroupResult, Recording, plan_rollouts, task_slug
 from openforgerl.orchestrator.assembly import House, RunFolder, open_house
 from openforgerl.protocols import InferenceEngine, Progress, Renderer
 from openforgerl.rendering import load_renderer
@@ -73,7 +73,7 @@ class Demo:
         """The scripted expert acts in the harness; each task several times (the paper's recipe)."""
         options = self.config.demo
         taught = [*self._split("sft")[: options.sft_tasks], *self._split("validation")]
-        by_slug = {_slug(task): task for task in taught}
+        by_slug = {task_slug(task): task for task in taught}
         engine = ScriptedEngine(Teacher(by_slug, self.config.harness.name), self.renderer, model_name=MODEL_NAME)
         groups = self._plan(taught, TEACHER, options.teacher_rollouts)
         async with self._stage("teacher", sum(map(len, groups))), self._house(engine) as house:
@@ -207,8 +207,3 @@ class Demo:
             spent[name] = round(time.monotonic() - started, 1)
             await self.folder.store.put_value(SECONDS, spent)
         self.progress.finish(name)
-
-
-def _slug(task: Task) -> str:
-    """The task's part of a rollout id."""
-    return plan_rollouts([task], run_id="", purpose="x", harness="", per_task=1, seed=0)[0][0].group_id.split("-", 2)[2]

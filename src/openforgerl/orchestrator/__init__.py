@@ -2,7 +2,7 @@
 
 from openforgerl.orchestrator.groups import OrchestratedGroups
 from openforgerl.orchestrator.options import RunOptions
-from openforgerl.orchestrator.planning import plan_rollouts
+from openforgerl.orchestrator.planning import plan_rollouts, task_slug
 from openforgerl.orchestrator.runs import GroupResult, Orchestrator, Recording
 
-__all__ = ["GroupResult", "OrchestratedGroups", "Orchestrator", "Recording", "RunOptions", "plan_rollouts"]
+__all__ = ["GroupResult", "OrchestratedGroups", "Orchestrator", "Recording", "RunOptions", "plan_rollouts", "task_slug"]

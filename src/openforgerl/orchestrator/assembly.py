@@ -73,9 +73,11 @@ async def open_run(path: Path, config: msgspec.Struct) -> AsyncGenerator[RunFold
             partial = config_file.with_suffix(".tmp")
             partial.write_bytes(resolved)
             partial.replace(config_file)
-        yield RunFolder(path, run_id, RunStore(database), CallStore(database))
+        store = RunStore(database)
+        await store.put_run(run_id, hashlib.sha256(resolved).hexdigest(), msgspec.json.decode(resolved))
+        yield RunFolder(path, run_id, store, CallStore(database))
     finally:
-        database.close()
+        await database.close()
 
 
 def keep_tokenizer(folder: Path, source: Path) -> None:

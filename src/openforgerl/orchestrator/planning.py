@@ -26,12 +26,12 @@ def plan_rollouts(
     return [
         [
             Rollout(
-                rollout_id=f"{_slug(purpose)}-{step}-{_slug(task.name)}-{index}",
+                rollout_id=f"{_slug(purpose)}-{step}-{task_slug(task)}-{index}",
                 run_id=run_id,
                 task=task.name,
                 task_digest=task.digest,
                 harness=harness,
-                group_id=f"{_slug(purpose)}-{step}-{_slug(task.name)}",
+                group_id=f"{_slug(purpose)}-{step}-{task_slug(task)}",
                 index=index,
                 seed=_seed(seed, purpose.partition(":")[0], step, task.name, index),
                 purpose=purpose,
@@ -41,6 +41,11 @@ def plan_rollouts(
         ]
         for task in tasks
     ]
+
+
+def task_slug(task: Task) -> str:
+    """A short name for ids: the last part of the task's name, and a digest of the whole so that none collide."""
+    return f"{_slug(task.name.rpartition('/')[2])}-{hashlib.sha256(task.name.encode()).hexdigest()[:4]}"
 
 
 def _slug(name: str) -> str:
