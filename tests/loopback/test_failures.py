@@ -1,0 +1,283 @@
+"""Everything that can go wrong with a call: what the client is told, and what is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from openforgerl.errors import StoreError, TemplateError
+from openforgerl.proxy import ProxyOptions, ProxyServer
+from openforgerl.rendering import ChatRenderer
+from openforgerl.store import CallStore, Database
+from openforgerl.types import CallStatus, Chunk, FinishReason, Limits, ModelCall, OpenedSession, Prompt, Sampling
+
+from .house import TOOLS, Client, GatedEngine, ask, eventually, house, scripted
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry_after"),
+    [
+        ({"status": 500}, 500, "engine_error", None),
+        ({"status": 503}, 503, "engine_error", None),
+        ({"status": 429, "retry_after": 2.5}, 429, "rate_limit_exceeded", "3"),
+        ({"status": 429}, 429, "rate_limit_exceeded", "1"),
+    ],
+)
+async def test_an_engine_that_fails_before_the_first_token(
+    tmp_path: Path,
+    renderer: ChatRenderer,
+    stream: bool,
+    error: dict[str, Any],
+    status: int,
+    code: str,
+    retry_after: str | None,
+) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"error": error}, {"text": "ok"})) as home:
+        client = await home.client()
+        reply = await client.post(ask(stream=stream))
+        again = await client.message(ask())
+        failed, good = await home.calls()
+    assert (reply.status, reply.body["error"]["code"]) == (status, code)
+    assert reply.headers.get("Retry-After") == retry_after
+    assert (failed.status, failed.finish_reason, failed.sampled_ids) == (CallStatus.ERROR, FinishReason.ERROR, ())
+    assert (failed.error or "").startswith(code)
+    assert failed.answer is None
+    assert (again["content"], good.status) == ("ok", CallStatus.COMPLETE)
+
+
+async def test_an_engine_that_fails_mid_answer(tmp_path: Path, renderer: ChatRenderer) -> None:
+    engine = scripted(renderer, {"text": "one two three four five", "cut_after_tokens": 6, "times": 0})
+    async with house(tmp_path, renderer, engine) as home:
+        client = await home.client()
+        got = await client.stream(ask())
+        whole = await client.post(ask())
+        first, second = await home.calls()
+    # An error event, no end mark, no finish reason, and the connection is cut: nobody takes it for an answer.
+    assert got.error is not None
+    assert got.error["code"] == "engine_error"
+    assert (got.done, got.cut, got.finish) == (False, True, None)
+    assert got.text and "one two three four five".startswith(got.text)
+    assert (whole.status, whole.body["error"]["code"]) == (500, "engine_error")
+    for call in (first, second):
+        assert (call.status, len(call.sampled_ids)) == (CallStatus.ERROR, 6)
+    assert first.answer is not None
+    assert first.answer.text.startswith(got.text)
+
+
+async def test_context_overflow(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "ok"}, context_length=300)) as home:
+        client = await home.client()
+        long = await client.post(ask("word " * 400, stream=True))
+        short = await client.message(ask("short"))
+        over, good = await home.calls()
+    assert (long.status, long.body["error"]["code"]) == (400, "context_length_exceeded")
+    assert (over.status, over.sampled_ids) == (CallStatus.ERROR, ())
+    assert len(over.prompt.ids) >= 300
+    assert short["content"] == "ok"
+    # What the context has left is one of the bounds.
+    assert good.sampling_applied.max_tokens == min(300 - len(good.prompt.ids), 400)
+
+
+async def test_a_conversation_that_the_template_refuses(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, RefusingRenderer(renderer), GatedEngine(())) as home:
+        reply = await (await home.client()).post(ask())
+        calls = await home.calls()
+    assert reply.status == 400
+    assert reply.body["error"] == {
+        "message": "messages: Only one system message, please.",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "template_error",
+    }
+    assert calls == []
+
+
+class RefusingRenderer:
+    """A renderer whose template raises."""
+
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self._renderer = renderer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._renderer, name)
+
+    def render(self, *given: Any, **fields: Any) -> Prompt:
+        raise TemplateError("Only one system message, please.")
+
+
+class OddEngine(GatedEngine):
+    """Does what an engine must not do: ends without a finish reason, or breaks with a bug."""
+
+    def __init__(self, ids: tuple[int, ...], error: Exception | None) -> None:
+        super().__init__(ids, free=True)
+        self.error = error
+
+    async def generate(
+        self, prompt: Prompt, sampling: Sampling, *, affinity: str, priority: int = 0, deadline: float | None = None
+    ) -> AsyncIterator[Chunk]:
+        yield Chunk(ids=self.ids, logprobs=None, weights_version=0)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(None, "engine_error"), (ZeroDivisionError("secret detail"), "internal_error")]
+)
+async def test_bugs_are_recorded_and_told_without_detail(
+    tmp_path: Path, renderer: ChatRenderer, error: Exception | None, code: str
+) -> None:
+    async with house(tmp_path, renderer, OddEngine(renderer.encode_raw("ab"), error)) as home:
+        reply = await (await home.client()).post(ask())
+        (call,) = await home.calls()
+    assert (reply.status, reply.body["error"]["code"]) == (500, code)
+    assert "secret" not in json.dumps(reply.body)
+    assert call.status is CallStatus.ERROR
+    assert call.sampled_ids == renderer.encode_raw("ab")
+    assert (error is None) or "ZeroDivisionError: secret detail" in (call.error or "")
+
+
+class FailingStore(CallStore):
+    """A store that cannot write finished calls."""
+
+    async def finish(self, call: ModelCall) -> None:
+        raise StoreError("disk full")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_recorded_is_not_answered(tmp_path: Path, renderer: ChatRenderer, stream: bool) -> None:
+    engine = scripted(renderer, {"text": "a b c"})
+    async with (
+        Database.open(tmp_path / "run.sqlite") as database,
+        ProxyServer(engine=engine, renderer=renderer, store=FailingStore(database), options=ProxyOptions()) as proxy,
+        aiohttp.ClientSession() as http,
+    ):
+        _, key = await proxy.sessions.open("s", sampling=Sampling(), limits=Limits(), metadata={}, template_kwargs={})
+        url = proxy.base_urls("s")["chat"] + "/chat/completions"
+        body = b""
+        with pytest.raises(aiohttp.ClientPayloadError) if stream else contextlib.nullcontext():
+            async with http.post(url, json=ask(stream=stream), headers={"Authorization": f"Bearer {key}"}) as response:
+                async for piece in response.content.iter_any():
+                    body += piece
+    assert b"store_error" in body
+    assert b"[DONE]" not in body
+    assert b'"finish_reason":"stop"' not in body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_cancels_its_generation(
+    tmp_path: Path, renderer: ChatRenderer, stream: bool
+) -> None:
+    engine = GatedEngine(renderer.encode_raw("one two three<|im_end|>"))
+    async with house(tmp_path, renderer, engine) as home:
+        client = await home.client()
+        asked = asyncio.create_task(client.stream(ask()) if stream else client.post(ask()))
+        engine.allow(3)
+        await eventually(lambda: engine.sampled == 3)
+        await asyncio.sleep(0.02)  # the third is on its way
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await eventually(lambda: engine.closed_early == 1)
+        await home.proxy.sessions.seal("s1")
+        (call,) = await home.calls()
+    assert engine.sampled == 3
+    assert (call.status, call.finish_reason, call.error) == (CallStatus.ABORTED, FinishReason.ABORTED, "client_left")
+    assert call.sampled_ids == engine.ids[:3]
+    assert call.logprobs == (-0.5,) * 3
+
+
+async def test_a_client_that_leaves_while_waiting_for_a_place_leaves_no_trace(
+    tmp_path: Path, renderer: ChatRenderer
+) -> None:
+    engine = GatedEngine(renderer.encode_raw("a<|im_end|>"))
+    async with house(tmp_path, renderer, engine) as home:
+        client = await home.client(limits=Limits(calls=None, concurrent=1))
+        first = asyncio.create_task(client.message(ask("one")))
+        await eventually(lambda: engine.running == 1)
+        second = asyncio.create_task(client.message(ask("two")))
+        third = asyncio.create_task(client.message(ask("three")))
+        await eventually(lambda: home.proxy.sessions.get("s1").in_flight == 3)
+        assert engine.running == 1
+        second.cancel()
+        await eventually(lambda: home.proxy.sessions.get("s1").in_flight == 2)
+        engine.allow(100)
+        await asyncio.gather(first, third)
+        calls = await home.calls()
+    assert [call.conversation.messages[0].text for call in calls] == ["one", "three"]
+    assert [call.index for call in calls] == [0, 1]
+
+
+async def test_a_client_that_stops_reading_is_given_up(tmp_path: Path, renderer: ChatRenderer) -> None:
+    """It is still connected, but takes nothing: its generation must not run for ever, nor hold its place."""
+    ids = renderer.encode_raw("word " * 50)
+    engine = GatedEngine(ids * 400, free=True)
+    engine.context_length = 10**6
+    async with house(tmp_path, renderer, engine, write_timeout_s=0.3) as home:
+        client = await home.client(sampling=Sampling(max_tokens=10**6))
+        host, port = home.proxy.data_address
+        reader, writer = await asyncio.open_connection(host, port, limit=1024)
+        body = json.dumps(ask(stream=True)).encode()
+        path = client.url.partition(f":{port}")[2]
+        writer.write(
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.session.key}\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        await eventually(lambda: engine.closed_early == 1, 20)
+        await home.proxy.sessions.seal("s1")
+        (call,) = await home.calls()
+        writer.close()
+        del reader
+    assert (call.status, call.error) == (CallStatus.ABORTED, "client_left")
+    assert len(call.sampled_ids) == engine.sampled < len(engine.ids)
+
+
+async def test_a_late_disconnect_changes_nothing(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "a b"})) as home:
+        client = await home.client()
+        async for data in client.events(ask()):
+            if data != "[DONE]" and json.loads(data)["choices"][0]["finish_reason"]:
+                break  # leaves before the end mark
+        (call,) = await home.calls()
+    assert call.status is CallStatus.COMPLETE
+
+
+async def test_identical_requests_are_separate_calls(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "one"}, {"text": "two"})) as home:
+        client = await home.client()
+        answers = [await client.message(ask(tools=TOOLS)) for _ in range(2)]
+        first, second = await home.calls()
+    assert [answer["content"] for answer in answers] == ["one", "two"]
+    assert first.call_id != second.call_id
+    assert first.thread == second.thread
+    assert second.parent_call_id is None
+
+
+async def test_closing_the_proxy_mid_stream(tmp_path: Path, renderer: ChatRenderer) -> None:
+    engine = GatedEngine(renderer.encode_raw("one two three<|im_end|>"))
+    async with Database.open(tmp_path / "run.sqlite") as database:
+        store = CallStore(database)
+        proxy = ProxyServer(engine=engine, renderer=renderer, store=store, options=ProxyOptions())
+        await proxy.start()
+        session, key = await proxy.sessions.open(
+            "s", sampling=Sampling(), limits=Limits(), metadata={}, template_kwargs={}
+        )
+        async with aiohttp.ClientSession() as http:
+            client = Client(http, OpenedSession(session_id="s", key=key, base_urls=proxy.base_urls("s")))
+            asked = asyncio.create_task(client.stream(ask()))
+            engine.allow(2)
+            await eventually(lambda: engine.sampled == 2)
+            await asyncio.wait_for(proxy.close(), 5)
+            got = await asked
+        (call,) = await store.calls("s")
+    assert got.error is not None
+    assert got.error["code"] == "shutting_down"
+    assert (call.status, call.error, call.sampled_ids) == (CallStatus.ABORTED, "proxy_shutdown", engine.ids[:2])
+    assert session.in_flight == 0
