@@ -1,0 +1,233 @@
+"""Outcomes, refills and resume, on fakes: whose failure it is decides what happens next."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from openforgerl.errors import AlreadyCommitted, StageError
+from openforgerl.orchestrator import OrchestratedGroups, Recording, RunOptions, plan_rollouts
+from openforgerl.orchestrator.runs import INTERRUPTED
+from openforgerl.rollout import OnTimeout, RolloutOptions
+from openforgerl.testing.fake_sandbox import FakeSandbox, Program
+from openforgerl.types import Attempt, CallStatus, Exit, Failure, Origin, Sampling, Source, Stage, Verdict
+
+from .bench import SECRET, Bench
+
+
+async def test_every_rollout_gets_its_verdict_and_samples(bench: Bench) -> None:
+    results = await bench.run(bench.orchestrator())
+    assert len(results) == 2
+    for result in results:
+        assert [a.outcome.reward for a in result.attempts if isinstance(a.outcome, Verdict)] == [1.0, 0.0, 1.0, 0.0]
+        assert not result.dropped and result.refills == 0
+    stored = await bench.store.samples([attempt.attempt_id for result in results for attempt in result.attempts])
+    assert len(stored) == 8
+    for found in stored.values():
+        (sample,) = found.samples
+        assert (sample.ids, sample.trained_tokens, sample.logprobs) == ((1, 2, 3, 4, 5), 2, (-0.5, -0.25))
+        assert (found.totals.sampled, found.totals.trained) == (2, 2)
+
+
+async def test_the_order_of_an_attempt(bench: Bench) -> None:
+    """Seal before kill, kill before export, and grading in another sandbox than the agent's."""
+    bench.tasks = bench.tasks[:1]
+    await bench.run(bench.orchestrator(), per_task=1)
+    (opened,) = bench.sessions.opened
+    events = [(event.verb, event.attempt_id.removeprefix(opened)) for event in bench.sandboxes.events]
+    assert events == [
+        ("create", ""),
+        ("write", ""),
+        ("exec", ""),
+        ("kill_agent", ""),
+        ("export", ""),
+        ("create", "-verify"),
+        ("close", "-verify"),
+        ("close", ""),
+    ]
+    assert bench.sessions.sealed[0] == opened
+
+
+async def test_the_key_is_in_no_record(bench: Bench, tmp_path: Path) -> None:
+    await bench.run(bench.orchestrator())
+    await bench.database.close()
+    assert all(SECRET.encode() not in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+
+
+@pytest.mark.parametrize("verb", ["create", "write", "exec", "kill_agent", "export"])
+async def test_a_failure_of_ours_is_refilled_and_never_a_reward(bench: Bench, verb: str) -> None:
+    bench.sandboxes.plant(verb, OSError("the disk is gone"), times=1)  # type: ignore[arg-type]
+    results = await bench.run(bench.orchestrator(RunOptions(concurrency=1)))
+    attempts = await bench.store.attempts()
+    failed = [attempt.outcome for attempt in attempts if isinstance(attempt.outcome, Failure)]
+    assert [failure.origin.ours for failure in failed] == [True]
+    assert len(attempts) == 9 and sum(result.refills for result in results) == 1
+    assert not any(result.dropped for result in results)
+
+
+async def test_a_verifier_crash_is_a_failure_and_refilled(bench: Bench) -> None:
+    bench.verifier.faults = [
+        RuntimeError("bug in the verifier"),
+        StageError(Stage.VERIFY, "reward_absent", "no reward", origin=Origin.VERIFIER, retryable=True),
+    ]
+    results = await bench.run(bench.orchestrator())
+    failures = [a.outcome for a in await bench.store.attempts() if isinstance(a.outcome, Failure)]
+    assert {(failure.kind, failure.origin) for failure in failures} == {
+        ("crash", Origin.VERIFIER),
+        ("reward_absent", Origin.VERIFIER),
+    }
+    assert not any(result.dropped for result in results)
+
+
+async def test_refills_are_bounded_by_the_group_and_the_group_is_dropped(bench: Bench) -> None:
+    async def crash(sandbox: FakeSandbox, program: Program) -> Exit:
+        return Exit(code=1)
+
+    bench.sandboxes.behaviour = crash
+    results = await bench.run(bench.orchestrator())
+    for result in results:
+        assert result.dropped and result.refills == 4
+        assert all(isinstance(attempt.outcome, Failure) for attempt in result.attempts)
+    assert len(await bench.store.attempts()) == 2 * (4 + 4)
+
+
+async def test_a_failure_that_cannot_be_retried_is_not(bench: Bench) -> None:
+    error = StageError(Stage.SETUP, "input", "bad task", origin=Origin.HARNESS, retryable=False)
+    bench.sandboxes.plant("write", error, times=100)
+    await bench.run(bench.orchestrator())
+    assert len(await bench.store.attempts()) == 8
+
+
+async def test_what_the_model_caused_is_graded(bench: Bench) -> None:
+    async def ended_by_the_model(sandbox: FakeSandbox, program: Program) -> Exit:
+        return Exit(code=7)
+
+    bench.sandboxes.behaviour = ended_by_the_model
+    results = await bench.run(bench.orchestrator())
+    endings = {a.outcome.ending for r in results for a in r.attempts if isinstance(a.outcome, Verdict)}
+    assert endings == {"crashed_by_policy"}
+
+
+@pytest.mark.parametrize(
+    ("on_timeout", "rewards", "samples"),
+    [
+        (OnTimeout.DISCARD, [], 0),
+        (OnTimeout.PARTIAL, [], 1),
+        (OnTimeout.GRADE, [1.0], 1),
+        (OnTimeout.ZERO, [0.0], 1),
+    ],
+)
+async def test_a_hang_follows_the_setting(
+    bench: Bench, on_timeout: OnTimeout, rewards: list[float], samples: int
+) -> None:
+    async def hang(sandbox: FakeSandbox, program: Program) -> Exit:
+        await asyncio.sleep(60)
+        return Exit(code=0)
+
+    bench.sandboxes.behaviour = hang
+    bench.tasks = bench.tasks[:1]
+    options = RolloutOptions(on_timeout=on_timeout, agent_timeout=0.05)
+    (result,) = await bench.run(bench.orchestrator(RunOptions(refill_limit=0), options), per_task=1)
+    (attempt,) = result.attempts
+    assert [attempt.outcome.reward for _ in rewards if isinstance(attempt.outcome, Verdict)] == rewards
+    assert len(await bench.store.samples([attempt.attempt_id])) == samples
+    if not rewards:
+        assert isinstance(attempt.outcome, Failure) and attempt.outcome.origin is Origin.BUDGET
+
+
+async def test_an_engine_error_at_the_end_is_infrastructure(bench: Bench) -> None:
+    bench.sessions.status = CallStatus.ERROR
+    results = await bench.run(bench.orchestrator(RunOptions(refill_limit=0)))
+    kinds = {a.outcome.kind for r in results for a in r.attempts if isinstance(a.outcome, Failure)}
+    assert kinds == {"model_call"}
+
+
+async def test_a_restart_runs_nothing_twice_and_leaves_nothing_open(bench: Bench) -> None:
+    first = await bench.run(bench.orchestrator())
+    before = bench.sandboxes.counts()["create"]
+    again = await bench.run(bench.orchestrator())
+    assert bench.sandboxes.counts()["create"] == before
+
+    def key(result: object) -> str:
+        return result.rollouts[0].group_id  # type: ignore[attr-defined]
+
+    assert [r.attempts for r in sorted(again, key=key)] == [r.attempts for r in sorted(first, key=key)]
+
+
+async def test_an_attempt_whose_process_died_is_closed_and_run_again_for_free(bench: Bench) -> None:
+    bench.tasks = bench.tasks[:1]
+    (group,) = bench.plan(1)
+    await bench.store.plan(group)
+    lost = Attempt(attempt_id=f"{group[0].rollout_id}-a0", rollout_id=group[0].rollout_id, number=0, started_at=1.0)
+    await bench.store.begin_attempt(lost)
+    orchestrator = bench.orchestrator(RunOptions(refill_limit=0))
+    assert await orchestrator.reconcile("run") == 1
+    (result,) = await bench.run(orchestrator, per_task=1)
+    attempts = await bench.store.attempts()
+    assert [attempt.number for attempt in attempts] == [0, 1]
+    assert isinstance(attempts[0].outcome, Failure) and attempts[0].outcome.kind == INTERRUPTED
+    assert isinstance(result.attempts[0].outcome, Verdict) and result.refills == 0
+    with pytest.raises(AlreadyCommitted):
+        await bench.store.commit(attempts[0], None)
+
+
+async def test_cancelling_seals_the_session_and_closes_the_sandbox(bench: Bench) -> None:
+    started = asyncio.Event()
+
+    async def hang(sandbox: FakeSandbox, program: Program) -> Exit:
+        started.set()
+        await asyncio.sleep(60)
+        return Exit(code=0)
+
+    bench.sandboxes.behaviour = hang
+    running = asyncio.create_task(bench.run(bench.orchestrator()))
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert set(bench.sessions.opened) == set(bench.sessions.sealed)
+    assert bench.sandboxes.live == {}
+    assert len(await bench.store.unfinished()) == len(bench.sessions.opened)
+
+
+async def test_concurrency_is_bounded(bench: Bench) -> None:
+    most = 0
+
+    async def count(sandbox: FakeSandbox, program: Program) -> Exit:
+        nonlocal most
+        most = max(most, sum(not name.endswith("-verify") for name in bench.sandboxes.live))
+        await asyncio.sleep(0.01)
+        return Exit(code=0)
+
+    bench.sandboxes.behaviour = count
+    await bench.run(bench.orchestrator(RunOptions(concurrency=3)))
+    assert most == 3
+
+
+async def test_groups_are_complete_in_plan_order_and_dropped_ones_are_left_out(bench: Bench) -> None:
+    bench.sandboxes.plant("exec", OSError("gone"), times=1)
+    dropped: list[bool] = []
+    source = OrchestratedGroups(
+        orchestrator=bench.orchestrator(RunOptions(concurrency=1, refill_limit=0)),
+        recording=Recording(Source.POLICY, Sampling()),
+        run_id="run",
+        harness="fake",
+        seed=0,
+        on_group=lambda result: dropped.append(result.dropped),
+    )
+    groups = [g async for g in source.collect(bench.tasks, group_size=4, weights_version=3, step=1)]
+    assert sorted(dropped) == [False, True]
+    assert [[rollout.task for rollout, _, _ in group] for group in groups] == [["t/b"] * 4]
+    assert all(len(samples) == 1 for group in groups for _, _, samples in group)
+
+
+async def test_eval_stages_share_their_seeds_and_nothing_else_does(bench: Bench) -> None:
+    def seeds(purpose: str, step: int = 0) -> list[int]:
+        groups = plan_rollouts(bench.tasks, run_id="r", purpose=purpose, harness="h", per_task=2, seed=1, step=step)
+        return [rollout.seed for group in groups for rollout in group]
+
+    assert seeds("eval:sft") == seeds("eval:rl")
+    everything = [*seeds("eval:sft"), *seeds("train", 1), *seeds("train", 2)]
+    assert len(set(everything)) == len(everything)
