@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openforgerl.errors import TrainingError
-from openforgerl.training.learner import Learner
+from openforgerl.training.learner import Learner, no_progress_bars
 from openforgerl.types import JsonValue
 
 FORMAT = 1
@@ -90,7 +90,8 @@ def save_checkpoint(
     place = root / f"step-{step:06d}"
     partial = root / f".partial-{place.name}"
     partial.mkdir()
-    learner.model.save_pretrained(partial)
+    with no_progress_bars():
+        learner.model.save_pretrained(partial)
     torch.save(learner.optimizer_state(), partial / LEARNER_STATE)
     for companion in _companion_files(companions):
         shutil.copyfile(companion, partial / companion.name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from openforgerl.errors import InputError, TrainingError
 from openforgerl.training.algorithms import token_weights
@@ -247,6 +249,18 @@ class Learner:
             param.grad = None
 
 
+@contextmanager
+def no_progress_bars() -> Generator[None]:
+    """transformers draws bars on stderr for reading and writing files; what is shown is the command line's business."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
 def _read_model(model: PreTrainedModel | str | Path) -> PreTrainedModel:
     if isinstance(model, PreTrainedModel):
         return model
@@ -254,7 +268,8 @@ def _read_model(model: PreTrainedModel | str | Path) -> PreTrainedModel:
     if not (path / "config.json").is_file():
         raise InputError(f"{path} is not a model directory: it has no config.json")
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        with no_progress_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read a causal language model from {path}: {error}") from error
     return loaded
