@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,15 @@ def numbers(seed: int, count: int) -> list[int]:
     return [random.Random(seed * 1000 + index).randrange(9, 500) for index in range(count)]
 
 
-async def call(engine: TorchEngine, prompt: Sequence[int], *, stop_after: int | None = None, **sampling: Any) -> Record:
-    """Run one call to its end, or leave after `stop_after` tokens."""
+async def call(
+    engine: TorchEngine,
+    prompt: Sequence[int],
+    *,
+    stop_after: int | None = None,
+    watch: Callable[[Record], None] | None = None,
+    **sampling: Any,
+) -> Record:
+    """Run one call to its end, or leave after `stop_after` tokens. `watch` sees the record after every chunk."""
     record = Record(list(prompt), temperature=sampling.get("temperature", 1.0) or 1.0)
     stream = engine.generate(Prompt(ids=tuple(prompt)), Sampling(**sampling), affinity="session")
     async for chunk in stream:
@@ -51,6 +58,8 @@ async def call(engine: TorchEngine, prompt: Sequence[int], *, stop_after: int | 
         record.logprobs += chunk.logprobs
         record.versions += [chunk.weights_version] * len(chunk.ids)
         record.finish = chunk.finish
+        if watch is not None:
+            watch(record)
         if stop_after is not None and len(record.ids) >= stop_after:
             break
     await stream.aclose()  # pyright: ignore[reportAttributeAccessIssue]

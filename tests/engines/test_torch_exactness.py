@@ -42,29 +42,33 @@ async def play(engine: TorchEngine, new_weights: Path) -> list[Record]:
     """The scene; every call that sampled something."""
     shared = numbers(0, 120)
     records: list[Record] = []
-    loaded = asyncio.Event()
-    second_turns = 0
+    midway, loaded = asyncio.Event(), asyncio.Event()
+    in_second_turn: set[int] = set()
+
+    def begun(record: Record) -> None:
+        if len(record.ids) >= 4:
+            in_second_turn.add(id(record))
+        if len(in_second_turn) == SESSIONS // 2:
+            midway.set()
 
     async def session(index: int) -> None:
-        nonlocal second_turns
         prompt = shared + numbers(100 + index // GROUP, 40)
         for turn in range(TURNS):
             cut = 7 if turn == 1 and index % 5 == 3 else None
             if turn == 2:
                 await loaded.wait()
-            record = await call(engine, prompt, stop_after=cut, max_tokens=16 + index % 3)
+            record = await call(
+                engine, prompt, stop_after=cut, watch=begun if turn == 1 else None, max_tokens=16 + index % 3
+            )
             records.append(record)
             prompt = prompt + record.ids + numbers(200 + index * TURNS + turn, 11 + index % 4)
-            second_turns += turn == 1
 
     async def weights() -> None:
-        while engine.stats.decoded < SESSIONS * 26:  # in the middle of the second turns
-            await asyncio.sleep(0.002)
+        await midway.wait()
         await engine.load(new_weights, 2)
         loaded.set()
 
     await asyncio.gather(weights(), *(session(index) for index in range(SESSIONS)))
-    assert second_turns == SESSIONS
     return records
 
 
