@@ -200,7 +200,7 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
     """
     best: tuple[int, ModelCall] | None = None
     for call in calls:
-        theirs = call.conversation.messages
+        theirs = call.conversation.messages + (() if call.answer is None else (call.answer,))
         common = 0
         while common < min(len(theirs), len(conversation.messages)) and same_message(
             theirs[common], conversation.messages[common]
