@@ -1,0 +1,78 @@
+"""Sockets beside the data port: those that sandboxes hand over, and a Unix socket."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from openforgerl.errors import ConfigError
+from openforgerl.proxy import ProxyServer
+from openforgerl.rendering import ChatRenderer
+from openforgerl.store import CallStore, Database
+
+from .house import Client, ask, house, scripted
+
+
+def listening() -> socket.socket:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener
+
+
+async def test_a_handed_over_socket_serves_agents_and_nobody_else(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "a", "times": 0})) as home:
+        client = await home.client()
+        listener = listening()
+        port = listener.getsockname()[1]
+        await home.proxy.add_listener(listener)
+        inside = Client(home.http, client.session)
+        inside.url = f"http://127.0.0.1:{port}/s/s1/v1/chat/completions"
+        assert (await inside.message(ask()))["content"] == "a"
+        async with home.http.get(f"http://127.0.0.1:{port}/healthz") as response:
+            assert response.status == 404
+        await home.proxy.remove_listener(listener)
+        await home.proxy.remove_listener(listener)
+        assert listener.fileno() == -1
+        async with aiohttp.ClientSession() as fresh:
+            inside.http = fresh
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await inside.message(ask())
+        assert (await client.message(ask()))["content"] == "a"
+
+
+async def test_closing_the_proxy_closes_handed_over_sockets(tmp_path: Path, renderer: ChatRenderer) -> None:
+    listeners = [listening() for _ in range(3)]
+    async with house(tmp_path, renderer, scripted(renderer)) as home:
+        for listener in listeners:
+            await home.proxy.add_listener(listener)
+    assert [listener.fileno() for listener in listeners] == [-1, -1, -1]
+
+
+async def test_a_proxy_that_is_not_started_takes_no_sockets(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with Database.open(tmp_path / "run.sqlite") as database:
+        proxy = ProxyServer(engine=scripted(renderer), renderer=renderer, store=CallStore(database))
+        with listening() as listener, pytest.raises(ConfigError, match="not started"):
+            await proxy.add_listener(listener)
+        with pytest.raises(ConfigError, match="data port"):
+            _ = proxy.data_address
+
+
+async def test_a_taken_port_is_said_and_leaves_nothing_behind(tmp_path: Path, renderer: ChatRenderer) -> None:
+    with listening() as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="address already in use"):
+            async with house(tmp_path, renderer, scripted(renderer), control_port=port):
+                pass
+
+
+async def test_a_unix_socket(tmp_path: Path, renderer: ChatRenderer) -> None:
+    path = tmp_path / "p.sock"
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "a"}), unix_socket=str(path)) as home:
+        client = await home.client()
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as http:
+            assert (await Client(http, client.session).message(ask()))["content"] == "a"
+    assert not path.exists()
