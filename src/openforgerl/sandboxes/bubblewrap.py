@@ -149,7 +149,9 @@ def namespace_arguments(guards: Guards) -> list[str]:
     words = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
     words += ["--unshare-net"] if guards.own_network else []
     words += ["--disable-userns"] if guards.no_capabilities else ["--cap-add", "ALL"]
-    words += ["--uid", str(AGENT_UID), "--gid", str(AGENT_UID), "--hostname", HOSTNAME]
+    # as any uid but 0, bubblewrap nests a second user namespace, in which capabilities move no mount
+    uid = str(AGENT_UID if guards.no_capabilities else 0)
+    words += ["--uid", uid, "--gid", uid, "--hostname", HOSTNAME]
     return [*words, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
 
 

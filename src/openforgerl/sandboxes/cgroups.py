@@ -102,7 +102,11 @@ class Group:
         if self.memory is None:
             return 0
         file = self.memory / ("memory.events" if self.version == 2 else "memory.oom_control")
-        return next((int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("oom_kill ")), 0)
+        try:
+            lines = file.read_text().splitlines()
+        except FileNotFoundError:
+            return 0  # swept by somebody else together with the sandbox
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def destroy(directories: list[Path], *, seconds: float = 5.0) -> None:

@@ -13,6 +13,8 @@ class Guards(msgspec.Struct, frozen=True, kw_only=True):
 
     own_network: bool = True
     """Own net namespace: only `lo`, with the endpoint on it."""
+    own_host_uid: bool = True
+    """Started by root, the agent is an unprivileged uid on the host too; off: it is the host's root."""
     no_capabilities: bool = True
     """Empty capability sets and no further user namespaces."""
     seccomp: bool = True

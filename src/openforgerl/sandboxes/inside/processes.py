@@ -62,7 +62,7 @@ class Job:
         self.deadline: float = self.begun + header["timeout"]
         self.stdin = memoryview(stdin)
         self.pid = 0
-        self.start = 0
+        self.before: set[tuple[int, int]] = set()
         self.oom = False
         self.timed_out = False
         self.input = -1
@@ -70,6 +70,7 @@ class Job:
 
     def spawn(self, header: Header, settings: Header) -> None:
         """Fork and exec; a program that cannot be executed ends as the shell says it: 127, or 126."""
+        self.before = {(item.pid, item.start) for item in processes().values()}
         child_in, self.input = os.pipe()
         out, child_out = os.pipe()
         err, child_err = os.pipe()
@@ -95,8 +96,6 @@ class Job:
             os.close(fd)
         for fd in (self.input, out, err):
             os.set_blocking(fd, False)
-        with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
-            self.start = Process(self.pid, file.read()).start
 
     def feed(self) -> None:
         """Write what fits of standard input; close it at its end."""

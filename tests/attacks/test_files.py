@@ -1,0 +1,126 @@
+"""Attacks by files: links, pipes, set-user-id programs, and programs that lie in wait for the verifier."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from openforgerl.errors import InputError
+from openforgerl.sandboxes.guards import Guards
+
+
+def found(top: Path) -> dict[str, str]:
+    """Path below `top` → what it is, with its mode."""
+    kinds: dict[str, str] = {}
+    for path in sorted(top.rglob("*")):
+        kind = "link" if path.is_symlink() else "directory" if path.is_dir() else "file"
+        kinds[str(path.relative_to(top))] = f"{kind} {path.lstat().st_mode & 0o7777:o}"
+    return kinds
+
+
+async def test_an_export_is_plain_data(cell, tmp_path):
+    async with cell() as inside:
+        assert (await inside.attack("plant_links.sh")).code == 0
+        async with asyncio.timeout(10):
+            await inside.sandbox.export(["/workspace/out", "/workspace/way/secret"], tmp_path / "out", limit=1 << 20)
+        skipped = dict(inside.sandbox.report["export_skipped"])
+    out = found(tmp_path / "out/workspace/out")
+    assert out == {"hard": "file 644", "plain": "file 644", "program": "file 755"}
+    assert (tmp_path / "out/workspace/out/hard").stat().st_nlink == 1
+    below = "/workspace/out/"
+    assert set(skipped) == {below + "folder", below + "link", below + "pipe", below + "socket", "/workspace/way/secret"}
+
+
+async def test_without_the_guard_links_lead_out_and_modes_stay(cell, tmp_path):
+    async with cell(Guards(plain_files=False)) as inside:
+        assert (await inside.attack("plant_links.sh")).code == 0
+        await inside.sandbox.exec(["rm", "/workspace/out/pipe", "/workspace/out/socket"], env={}, timeout=5)
+        await inside.sandbox.export(["/workspace/out", "/workspace/way/secret"], tmp_path / "out", limit=1 << 20)
+    assert (tmp_path / "out/workspace/out/link").read_text() == "secret\n"
+    assert (tmp_path / "out/workspace/way/secret").read_text() == "secret\n"
+    assert (tmp_path / "out/workspace/out/program").stat().st_mode & 0o6000 == 0o6000
+
+
+async def test_without_the_guard_a_pipe_holds_the_export_for_ever(cell, tmp_path):
+    async with cell(Guards(plain_files=False)) as inside:
+        await inside.sandbox.exec(["mkfifo", "/workspace/pipe"], env={}, timeout=5)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await inside.sandbox.export(["/workspace"], tmp_path / "out", limit=1 << 20)
+
+
+PLANTS = ["ln /workspace/mine /tmp/tests/verify.sh", "ln -s /workspace/mine /tmp/tests/verify.sh"]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_a_link_planted_where_the_verifier_will_be_written(cell, plant, guarded):
+    """The agent would learn the verifier, or change it after it is written, through its own name for the file."""
+    async with cell(Guards(plain_files=guarded)) as inside:
+        # both names on one tmpfs, as a hard link needs
+        script = "mkdir /tmp/tests /tmp/own; echo mine > /tmp/own/mine; " + plant.replace("/workspace", "/tmp/own")
+        assert (await inside.sandbox.exec(["sh", "-c", script], env={}, timeout=5)).code == 0
+        await inside.sandbox.write("/tmp/tests/verify.sh", b"verifier", mode=0o755)
+        assert await inside.sandbox.read("/tmp/tests/verify.sh", limit=100) == b"verifier"
+        other = await inside.sandbox.read("/tmp/own/mine", limit=100)
+        assert other == (b"mine\n" if guarded else b"verifier")
+
+
+async def test_a_read_follows_no_link_and_waits_for_no_pipe(cell):
+    async with cell() as inside:
+        await inside.attack("plant_links.sh")
+        for path in ("out/link", "way/secret", "out/pipe", "out/socket", "out", "../home/agent/secret"):
+            with pytest.raises(InputError):
+                async with asyncio.timeout(5):
+                    await inside.sandbox.read("/workspace/" + path, limit=100)
+
+
+VERIFY = "python3 -c 'import sys'; bash -lic true; ls / > /dev/null; bash -c 'ls /' > /dev/null; "
+VERIFY += "/bin/ls /tmp/shim-* /logs/verifier"
+
+
+async def shims(sandbox, env=None) -> str:
+    script = VERIFY + " 2>/dev/null; cat /workspace/answer; rm -f /tmp/shim-*"
+    return (await sandbox.exec(["bash", "-c", script], env=env or {}, timeout=20)).stdout.decode()
+
+
+async def test_programs_in_wait_do_not_reach_a_fresh_sandbox(cell, tmp_path):
+    scratch = ("/logs",)
+    async with cell(scratch=scratch) as inside:
+        await inside.attack("plant_shims.sh")
+        await inside.sandbox.kill_agent()
+        await inside.sandbox.export(["/workspace"], tmp_path / "out", limit=1 << 20)
+        in_place = await shims(inside.sandbox)
+        with_path = await shims(inside.sandbox, {"PATH": "/home/agent/bin:/usr/bin:/bin"})
+    async with cell(scratch=scratch) as fresh:
+        await fresh.sandbox.write_tree(tmp_path / "out/workspace", "/workspace")
+        assert await shims(fresh.sandbox) == "answer\n"
+    # the guards are the fresh sandbox and the fixed PATH: without them the plants act
+    for effect in ("shim-python", "shim-shell", "reward.txt"):
+        assert effect in in_place
+    assert "shim-path" in with_path and "shim-path" not in in_place
+    assert "shim-system" not in in_place  # what all programs share cannot be written even there
+
+
+async def test_only_sized_directories_can_be_written(cell):
+    looking = "for d in $(find / /tmp -xdev -type d -writable 2>/dev/null) /dev/shm /proc; do "
+    looking += "touch $d/x 2>/dev/null && echo $d; done"
+    async with cell() as inside:
+        end = await inside.sandbox.exec(["sh", "-c", looking], env={}, timeout=20)
+        expected = {"/dev/shm", "/home/agent", "/tmp", "/tmp/programs", "/workspace"}
+        assert set(end.stdout.decode().split()) == expected
+    async with cell(Guards(read_only=False)) as inside:
+        end = await inside.sandbox.exec(["sh", "-c", looking], env={}, timeout=20)
+        assert {"/", "/etc", "/.openforgerl"} <= set(end.stdout.decode().split())
+
+
+async def test_no_set_user_id_program_gives_anything(cell):
+    """Even those of the system: no_new_privs is set, and every mount is nosuid."""
+    async with cell() as inside:
+        script = "cp /usr/bin/id /tmp/id && chmod 4755 /tmp/id && /tmp/id -u && grep NoNewPrivs /proc/self/status"
+        end = await inside.sandbox.exec(["sh", "-c", script], env={}, timeout=5)
+        assert end.stdout.split() == [b"1000", b"NoNewPrivs:", b"1"]
+        assert inside.sandbox.report["uid"]["host"] != 0 or os.geteuid() != 0
