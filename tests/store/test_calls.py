@@ -91,7 +91,7 @@ async def test_a_child_of_a_running_call_keeps_its_prompt_when_that_finishes(dat
     assert await store.calls("s") == [parent, child]
 
 
-@pytest.mark.parametrize("turns", [50])
+@pytest.mark.parametrize("turns", [25])
 async def test_disk_grows_with_what_is_new(tmp_path: Path, turns: int) -> None:
     async def size(count: int) -> int:
         async with Database.open(tmp_path / f"{count}.sqlite") as database:
