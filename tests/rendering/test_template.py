@@ -1,0 +1,119 @@
+"""Templates are compiled as transformers compiles them, and every character's writer is known or unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openforgerl.errors import TemplateError
+from openforgerl.rendering.template import ChatTemplate, traced_json
+from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, expand
+
+DATA = 3
+
+
+def render(source: str, clock: float = 0.0, **variables: Any) -> list[tuple[str, int]]:
+    """Text and origin of every run."""
+    values = {name: traced_json(value, DATA) for name, value in variables.items()}
+    traced = ChatTemplate(source).render(values, clock)
+    found: list[tuple[str, int]] = []
+    for char, origin in zip(str.__str__(traced), expand(traced), strict=True):
+        if found and found[-1][1] == origin:
+            found[-1] = (found[-1][0] + char, origin)
+        else:
+            found.append((char, origin))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("<a>{{ x }}</a>", [("<a>", TEMPLATE), ("Hi you", DATA), ("</a>", TEMPLATE)]),
+        ("{{ '<a>' + x }}", [("<a>", TEMPLATE), ("Hi you", DATA)]),
+        ("{{ x ~ '<a>' }}", [("Hi you", DATA), ("<a>", TEMPLATE)]),
+        ("{{ '<%s>' % x }}", [("<", TEMPLATE), ("Hi you", DATA), (">", TEMPLATE)]),
+        ("{{ '<{}>'.format(x) }}", [("<", TEMPLATE), ("Hi you", DATA), (">", TEMPLATE)]),
+        ("{{ '<%s>' | format(x) }}", [("<", TEMPLATE), ("Hi you", DATA), (">", TEMPLATE)]),
+        ("{{ ['<', x, '>'] | join('|') }}", [("<|", TEMPLATE), ("Hi you", DATA), ("|>", TEMPLATE)]),
+        ("{{ '|'.join(['<', x]) }}", [("<|", TEMPLATE), ("Hi you", DATA)]),
+        ("{{ x.split(' ')[1] }}", [("you", DATA)]),
+        ("{{ ('  <a> ' ~ x ~ ' ') | trim }}", [("<a> ", TEMPLATE), ("Hi you", DATA)]),
+        ("{{ '<X>' | replace('X', x) }}", [("<", TEMPLATE), ("Hi you", DATA), (">", TEMPLATE)]),
+        ("{{ x | tojson }}", [('"Hi you"', DATA)]),
+        ("{{ '<a>' | tojson }}", [('"<a>"', TEMPLATE)]),
+        ("{{ {'k': x, 'n': 1} | tojson(indent=1) }}", [('{\n "k": "Hi you",\n "n": 1\n}', DATA)]),
+        ("{% macro m(v) %}<{{ v }}>{% endmacro %}{{ m(x) }}", [("<", TEMPLATE), ("Hi you", DATA), (">", TEMPLATE)]),
+        ("{% set v %}<{{ x }}{% endset %}{{ v }}", [("<", TEMPLATE), ("Hi you", DATA)]),
+        ("{% filter upper %}<a>{{ x }}{% endfilter %}", [("<A>", TEMPLATE), ("HI YOU", DATA)]),
+        ("{% generation %}<{{ x }}{% endgeneration %}", [("<", TEMPLATE), ("Hi you", DATA)]),
+        ("{% set n = namespace(v='<') %}{% set n.v = n.v + x %}{{ n.v }}", [("<", TEMPLATE), ("Hi you", DATA)]),
+        ("{% for c in x %}{% if c == ' ' %}{% break %}{% endif %}{{ c }}{% endfor %}", [("Hi", DATA)]),
+        ("{{ x[::-1] }}{{ x[0] }}", [("uoy iHH", DATA)]),
+        ("{% for k, v in {'<': x}.items() %}{{ k ~ v }}{% endfor %}", [("<", TEMPLATE), ("Hi you", DATA)]),
+        ("{{ x if x is string else '' }}{{ '<' if x else '' }}", [("Hi you", DATA), ("<", TEMPLATE)]),
+        ("{{ x | length }}", [("6", UNKNOWN)]),
+        ("{{ x | escape }}", [("Hi you", UNKNOWN)]),
+        ("{{ [x] }}", [("['Hi you']", UNKNOWN)]),
+        ("{{ x | wordwrap(3) }}", [("Hi\nyou", UNKNOWN)]),
+    ],
+)
+def test_who_wrote_it(source: str, expected: list[tuple[str, int]]) -> None:
+    assert render(source, x="Hi you") == expected
+
+
+def test_block_whitespace_as_in_transformers() -> None:
+    assert render("  {% if true %}\n  a\n  {% endif %}\nb") == [("  a\nb", TEMPLATE)]
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    assert render("{{ x | tojson }}", x="<é&'>") == [("\"<é&'>\"", DATA)]
+    assert render("{{ x | tojson(separators=(',', ':'), sort_keys=true) }}", x={"b": 1, "a": [True, None]}) == [
+        ('{"a":[true,null],"b":1}', DATA)
+    ]
+
+
+def test_the_clock_is_the_callers() -> None:
+    assert render("{{ strftime_now('%d %b %Y') }}", clock=86400.0 * 365) == [("01 Jan 1971", TEMPLATE)]
+
+
+def test_refusals_are_the_templates_words() -> None:
+    with pytest.raises(TemplateError, match="^only two roles, not x$"):
+        render("{{ raise_exception('only two roles, not ' ~ x) }}", x="x")
+    with pytest.raises(TemplateError, match="'missing' is undefined"):
+        render("{{ missing.attribute }}")
+    with pytest.raises(TemplateError, match="TypeError"):
+        render("{{ 1 + x }}", x="x")
+    with pytest.raises(TemplateError, match="RecursionError"):
+        render("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
+    with pytest.raises(TemplateError, match="line 2"):
+        ChatTemplate("ok\n{% if %}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ x.__class__.__mro__ }}",
+        "{{ ''.__class__ }}",
+        "{{ x._runs }}{{ x._runs[0] }}",
+        "{{ x.strip.__globals__ }}",
+        "{{ '{0.__class__.__mro__}'.format(x) }}",
+        "{{ '{0._runs}'.format(x) }}",
+        "{{ [].append(1) }}",
+        "{{ namespace(a=1).__init__.__globals__ }}",
+        "{% set n = namespace() %}{% set n._a = 1 %}",
+        "{{ range(1000000000) | list }}",
+        "{{ strftime_now.__globals__ }}{{ raise_exception.__globals__['json'] }}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    try:
+        text = "".join(part for part, _ in render(source, x="Hi"))
+    except TemplateError:
+        return
+    assert text == "", "an unsafe attribute is undefined, so it prints nothing"
+
+
+def test_a_template_may_tell_lies_about_origins_only_to_its_cost() -> None:
+    """Whatever loses track makes text unknown, and unknown text is not the template's."""
+    assert all(origin != TEMPLATE for _, origin in render("{{ ('<' ~ x) | safe }}", x="a>"))
