@@ -340,6 +340,20 @@ def test_a_dropped_turn_goes_back_to_the_call_before() -> None:
     assert (found.thread, found.parent_call_id, found.restored) == ("main", "c0", {2: first})
 
 
+def test_a_rewrite_of_the_main_history_is_not_given_to_those_that_share_its_beginning() -> None:
+    session = Recorder()
+    session.record(*START, answer=said("a"))
+    history = (*START, said("a"), result())
+    session.record(*history, answer=said("b"))
+    fork = session.record(*history, user("child task"), headers={"x-claude-code-agent-id": "f"}, answer=said("c"))
+    summary = session.record(*history, user("CRITICAL: Respond with TEXT ONLY."), answer=said("d"))
+    assert (fork.role, summary.role) == (ThreadRole.SUBAGENT, ThreadRole.COMPACTION)
+    found = session.ask(*START, said("altered"), result(), user("go on"))
+    assert (found.thread, found.role) == ("main", ThreadRole.MAIN)
+    found = session.ask(*START, said("a"), result("altered"), said("b"), user("go on"))
+    assert (found.thread, found.role, found.parent_call_id) == ("main", ThreadRole.MAIN, "c0")
+
+
 # -- edges by tokens
 
 

@@ -160,7 +160,8 @@ class RunStore:
         """Record an optimizer step and use up its attempts for this stage, in one transaction.
 
         Raises AlreadyCommitted when the step is recorded or an attempt trained in this stage before; StoreError
-        when the step does not come after the last one, or an attempt has no verdict.
+        when the step does not come after the last one, or an attempt has no verdict. A metric that is NaN or
+        infinite is kept as null.
         """
         record = StepRecord(
             stage=stage,
@@ -177,7 +178,7 @@ class RunStore:
         return await self._database.read(lambda connection: _steps(connection, stage))
 
     async def put_value(self, key: str, value: JsonValue) -> None:
-        """Keep a JSON value under a name (a stage's result); a new one replaces it."""
+        """Keep a JSON value under a name (a stage's result); a new one replaces it. NaN becomes null."""
         await self._database.write(
             lambda connection: (
                 connection.execute(

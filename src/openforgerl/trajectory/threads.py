@@ -29,6 +29,8 @@ from openforgerl.types import (
 _QUOTE = 24
 """A compaction answer of fewer characters is no evidence when it turns up in another conversation."""
 
+_ASIDE = (ThreadRole.COMPACTION, ThreadRole.SIDE)
+
 
 class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request belongs."""
@@ -199,7 +201,9 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
     a sampled answer in that beginning; or when it carries the answer of a compaction of this session.
     """
     best: tuple[int, ModelCall] | None = None
-    for call in calls:
+    # A request without an agent header is not a sub-agent's, and side requests are never rewritten, only repeated.
+    candidates = [call for call in calls if call.role not in _ASIDE and _agent(call) is None]
+    for call in candidates:
         theirs = call.conversation.messages + (() if call.answer is None else (call.answer,))
         common = 0
         while common < min(len(theirs), len(conversation.messages)) and same_message(
@@ -221,7 +225,7 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
         if call.role is not ThreadRole.COMPACTION or call.answer is None or len(call.answer.text.strip()) < _QUOTE:
             continue
         if any(call.answer.text.strip() in message.text for message in conversation.messages):
-            compacted = _compacted_thread(calls, call, conversation)
+            compacted = _compacted_thread(candidates, call, conversation)
             if compacted is not None:
                 return compacted.thread, compacted.role, f"goes on from the summary of {call.call_id}"
     return None
@@ -234,7 +238,6 @@ def _compacted_thread(
     for call in reversed(calls):
         if (
             call.index < compaction.index
-            and call.role is not ThreadRole.COMPACTION
             and same_tools(call.conversation.tools, conversation.tools)
             and _same_system(call.conversation.messages, conversation.messages)
         ):
