@@ -72,7 +72,7 @@ class Demo:
     async def teach(self) -> None:
         """The scripted expert acts in the harness; each task several times (the paper's recipe)."""
         options = self.config.demo
-        taught = [*self._split("sft")[: options.sft_tasks], *self._split("validation")]
+        taught = [*self._split("sft")[: options.sft_tasks], *self._split("validation")[: options.validation_tasks]]
         by_slug = {task_slug(task): task for task in taught}
         engine = ScriptedEngine(Teacher(by_slug, self.config.harness.name), self.renderer, model_name=MODEL_NAME)
         groups = self._plan(taught, TEACHER, options.teacher_rollouts)

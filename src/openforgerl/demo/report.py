@@ -16,8 +16,8 @@ from markupsafe import Markup
 from openforgerl.demo import plots
 from openforgerl.demo.pipeline import HELD_OUT_SPLITS, SECONDS, STAGES, TEACHER, TRAIN, base_model
 from openforgerl.demo.settings import DemoConfig
-from openforgerl.evals.metrics import paired_difference
-from openforgerl.evals.summary import TaskResult, summarise
+from openforgerl.evals import TaskResult, compare_stages, summarise, summarise_by
+from openforgerl.evals.summary import task_values
 from openforgerl.orchestrator.assembly import RunFolder
 from openforgerl.store import StepRecord
 from openforgerl.training.checkpoints import list_checkpoints, verify_checkpoint
@@ -47,14 +47,17 @@ class Facts:
         """Attempts of a purpose, in order of beginning."""
         return [attempt for attempt in self.attempts if self.rollouts[attempt.rollout_id].purpose == purpose]
 
-    def results(self, stage: str, splits: Sequence[str]) -> list[TaskResult]:
-        """Passes per held-out task of `splits` for one stage."""
+    def results(self, stage: str) -> list[TaskResult]:
+        """Verdicts per held-out task for one stage, labelled by how the task is held out."""
         passes: dict[str, list[bool]] = {}
         for attempt in self.of(f"eval:{stage}"):
             if isinstance(attempt.outcome, Verdict):
                 passes.setdefault(self.rollouts[attempt.rollout_id].task, []).append(attempt.outcome.passed)
-        wanted = {task.name for task in self.tasks if task.metadata.get("split") in splits}
-        return [TaskResult(task=name, passed=tuple(passes[name])) for name in sorted(wanted & passes.keys())]
+        return [
+            TaskResult(task=task.name, passed=tuple(passes[task.name]), labels={"split": str(task.metadata["split"])})
+            for task in self.tasks
+            if task.name in passes
+        ]
 
 
 async def read_facts(folder: RunFolder, config: DemoConfig, tasks: Sequence[Task]) -> Facts:
@@ -77,24 +80,21 @@ async def read_facts(folder: RunFolder, config: DemoConfig, tasks: Sequence[Task
 def build_report(facts: Facts) -> dict[str, Any]:
     """The whole of `report.json`."""
     config = facts.config
-    stages = {stage: summarise(facts.results(stage, HELD_OUT_SPLITS), seed=config.seed) for stage in STAGES}
-    sft, rl = facts.results("sft", HELD_OUT_SPLITS), facts.results("rl", HELD_OUT_SPLITS)
-    gain = paired_difference([r.rate for r in rl], [r.rate for r in sft], seed=config.seed)
+    results = {stage: facts.results(stage) for stage in STAGES}
+    by_split = {stage: summarise_by(results[stage], "split", seed=config.seed) for stage in STAGES}
+    gain = compare_stages(results["sft"], results["rl"], seed=config.seed)
     parameters = (base_model() / "model.safetensors").stat().st_size // 4
     return {
         "seed": config.seed,
-        "stages": {stage: msgspec.to_builtins(summary) for stage, summary in stages.items()},
-        "rates": {"sft": [r.rate for r in sft], "rl": [r.rate for r in rl]},
-        "gain": {"rl_minus_sft": msgspec.to_builtins(gain)},
+        "stages": {stage: msgspec.to_builtins(summarise(results[stage], seed=config.seed)) for stage in STAGES},
+        "gain": {"rl_minus_sft": msgspec.to_builtins(gain.pass_at_1)},
+        "rates": {stage: task_values(results[stage], "pass_at_1") for stage in STAGES},
         "splits": {
-            split: {
-                stage: msgspec.to_builtins(summarise(facts.results(stage, [split]), seed=config.seed).pass_at_1)
-                for stage in STAGES
-            }
+            split: {stage: msgspec.to_builtins(by_split[stage][split].pass_at_1) for stage in STAGES}
             for split in HELD_OUT_SPLITS
-            if facts.results("rl", [split])
+            if split in by_split["rl"]
         },
-        "evaluation": {"tasks": len(rl), "attempts": config.demo.eval_attempts, "temperature": 1.0},
+        "evaluation": {"tasks": len(results["rl"]), "attempts": config.demo.eval_attempts, "temperature": 1.0},
         "curves": {
             "reward": [step.metrics["reward_mean"] for step in facts.steps],
             "sft_validation": list(facts.curve),

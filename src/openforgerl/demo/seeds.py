@@ -7,19 +7,18 @@ from typing import Any
 
 import msgspec
 
-from openforgerl.evals.metrics import paired_difference
+from openforgerl.evals import paired_difference_over_runs
 
 
 def summarise_seeds(reports: Sequence[Mapping[str, Any]], *, command: str) -> dict[str, Any]:
-    """Pool reports of one config under several seeds. Pairs are (seed, task): the same task, before and after RL."""
-    sft = [rate for report in reports for rate in report["rates"]["sft"]]
-    rl = [rate for report in reports for rate in report["rates"]["rl"]]
+    """Pool reports of one config under several seeds. The interval covers the choice of tasks and of seeds."""
+    runs = [(report["rates"]["sft"], report["rates"]["rl"]) for report in reports]
     return {
         "command": command,
         "seeds": [report["seed"] for report in reports],
         "harness": {key: reports[0]["harness"][key] for key in ("name", "version", "digest")},
-        "rl_minus_sft": msgspec.to_builtins(paired_difference(rl, sft, seed=0)),
-        "pairs": len(rl),
+        "rl_minus_sft": msgspec.to_builtins(paired_difference_over_runs(runs)),
+        "tasks": len(runs[0][0]),
         "by_seed": [
             {
                 "seed": report["seed"],

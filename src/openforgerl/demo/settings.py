@@ -22,6 +22,14 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Held-out tasks of each split that are measured; null = all."""
     sft_tasks: int | None = None
     """Tasks that the teacher shows; null = all of the sft split."""
+    validation_tasks: int | None = None
+    """Tasks that SFT is validated on; null = all of the validation split."""
+
+    def __post_init__(self) -> None:
+        if self.teacher_rollouts < 1:
+            raise ValueError(f"teacher_rollouts must be 1 or more; got {self.teacher_rollouts}")
+        if self.eval_attempts < 3:
+            raise ValueError(f"eval_attempts must be 3 or more, for pass@3 and pass^3; got {self.eval_attempts}")
 
 
 class DemoConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

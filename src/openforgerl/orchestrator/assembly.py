@@ -6,7 +6,6 @@ On one machine they share a process; the run folder is all that outlives it (DES
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -116,15 +115,20 @@ async def open_house(
     async with contextlib.AsyncExitStack() as stack:
         proxy = ProxyServer(engine=engine, renderer=renderer, store=folder.calls, options=config.proxy)
         await stack.enter_async_context(proxy.serving())
-        address = proxy.data_address
-        # A spec is a pure function of its task; reading the Dockerfile again for every attempt would be waste.
-        spec = functools.cache(lambda name: _spec(tasks[name], folder.run_id, config, address))
+        specs: dict[str, SandboxSpec] = {}
+
+        def spec(task: Task) -> SandboxSpec:
+            # A pure function of the task; reading its Dockerfile again for every attempt would be waste.
+            if task.name not in specs:
+                specs[task.name] = _spec(task, folder.run_id, config, proxy.data_address)
+            return specs[task.name]
+
         rooms = Rooms(
             sessions=InProcessSessions(proxy),
             sandboxes=sandboxes,
             harness=harness,
             verifier=plugins.load("verifier", "script")(),
-            spec=lambda task: spec(task.name),
+            spec=spec,
             model=engine.model_name,
             context_length=engine.context_length,
             options=config.rollout,
