@@ -215,17 +215,19 @@ def scripted(renderer: ChatRenderer, *answers: dict[str, Any], **fields: Any) ->
 
 
 @asynccontextmanager
-async def house(folder: Path, renderer: ChatRenderer, engine: InferenceEngine, **options: Any) -> AsyncGenerator[House]:
+async def house(
+    folder: Path, renderer: Any, engine: InferenceEngine, *, store: type[CallStore] = CallStore, **options: Any
+) -> AsyncGenerator[House]:
     """The proxy around `engine`, on free ports, with its store in `folder`."""
     folder.mkdir(exist_ok=True)
     chosen = ProxyOptions(control_token_file=str(folder / "control.token"), **options)
     async with Database.open(folder / "run.sqlite") as database:
-        store = CallStore(database)
+        calls = store(database)
         async with (
-            ProxyServer(engine=engine, renderer=renderer, store=store, options=chosen) as proxy,
+            ProxyServer(engine=engine, renderer=renderer, store=calls, options=chosen) as proxy,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
         ):
-            yield House(proxy, store, http, control_token(folder / "control.token"), chosen)
+            yield House(proxy, calls, http, control_token(folder / "control.token"), chosen)
 
 
 async def eventually(condition: Any, seconds: float = 5.0) -> None:

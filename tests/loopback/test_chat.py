@@ -70,7 +70,7 @@ async def test_a_stream_is_the_same_answer_in_pieces(tmp_path: Path, renderer: C
 async def test_history_is_restored_to_what_was_sampled(tmp_path: Path, renderer: ChatRenderer) -> None:
     """The odd spacing of the sampled arguments is not what the template writes, and the harness re-serialises it."""
     raw = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command":   "ls -la"}}\n</tool_call><|im_end|>'
-    ids = renderer.encode_raw(raw)
+    ids = renderer.encode(raw)
     engine = scripted(renderer, {"token_ids": list(ids)}, {"text": "Done."})
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client()
@@ -110,7 +110,7 @@ async def test_history_is_restored_to_what_was_sampled(tmp_path: Path, renderer:
 async def test_the_client_sees_a_piece_before_the_next_but_one_is_sampled(
     tmp_path: Path, renderer: ChatRenderer
 ) -> None:
-    ids = renderer.encode_raw("one two three four five six seven<|im_end|>")
+    ids = renderer.encode("one two three four five six seven<|im_end|>")
     engine = GatedEngine(ids)
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client()
@@ -217,7 +217,7 @@ async def test_parallel_tool_calls_and_arguments_that_are_no_json(tmp_path: Path
 
 
 async def test_keep_alive_comments_while_the_model_is_silent(tmp_path: Path, renderer: ChatRenderer) -> None:
-    engine = GatedEngine(renderer.encode_raw("a b<|im_end|>"))
+    engine = GatedEngine(renderer.encode("a b<|im_end|>"))
     async with house(tmp_path, renderer, engine, keep_alive_s=0.02) as home:
         client = await home.client()
         url, headers = client.url, client.headers
@@ -258,7 +258,7 @@ async def test_unlisted_fields_are_answered_recorded_and_counted(tmp_path: Path,
 
 
 async def test_one_session_may_carry_several_conversations_at_once(tmp_path: Path, renderer: ChatRenderer) -> None:
-    engine = GatedEngine(renderer.encode_raw("x<|im_end|>"))
+    engine = GatedEngine(renderer.encode("x<|im_end|>"))
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client()
         main = asyncio.create_task(client.message(ask("Main.")))
@@ -276,7 +276,7 @@ async def test_one_session_may_carry_several_conversations_at_once(tmp_path: Pat
 async def test_the_source_of_samples(
     tmp_path: Path, renderer: ChatRenderer, metadata: dict[str, str], source: Source
 ) -> None:
-    engine = GatedEngine(renderer.encode_raw("x<|im_end|>"), free=True)
+    engine = GatedEngine(renderer.encode("x<|im_end|>"), free=True)
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client(metadata=metadata)
         await client.message(ask())

@@ -134,13 +134,13 @@ class OddEngine(GatedEngine):
 async def test_bugs_are_recorded_and_told_without_detail(
     tmp_path: Path, renderer: ChatRenderer, error: Exception | None, code: str
 ) -> None:
-    async with house(tmp_path, renderer, OddEngine(renderer.encode_raw("ab"), error)) as home:
+    async with house(tmp_path, renderer, OddEngine(renderer.encode("ab"), error)) as home:
         reply = await (await home.client()).post(ask())
         (call,) = await home.calls()
     assert (reply.status, reply.body["error"]["code"]) == (500, code)
     assert "secret" not in json.dumps(reply.body)
     assert call.status is CallStatus.ERROR
-    assert call.sampled_ids == renderer.encode_raw("ab")
+    assert call.sampled_ids == renderer.encode("ab")
     assert (error is None) or "ZeroDivisionError: secret detail" in (call.error or "")
 
 
@@ -175,7 +175,7 @@ async def test_what_cannot_be_recorded_is_not_answered(tmp_path: Path, renderer:
 async def test_a_client_that_leaves_cancels_its_generation(
     tmp_path: Path, renderer: ChatRenderer, stream: bool
 ) -> None:
-    engine = GatedEngine(renderer.encode_raw("one two three<|im_end|>"))
+    engine = GatedEngine(renderer.encode("one two three<|im_end|>"))
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client()
         asked = asyncio.create_task(client.stream(ask()) if stream else client.post(ask()))
@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_cancels_its_generation(
 async def test_a_client_that_leaves_while_waiting_for_a_place_leaves_no_trace(
     tmp_path: Path, renderer: ChatRenderer
 ) -> None:
-    engine = GatedEngine(renderer.encode_raw("a<|im_end|>"))
+    engine = GatedEngine(renderer.encode("a<|im_end|>"))
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client(limits=Limits(calls=None, concurrent=1))
         first = asyncio.create_task(client.message(ask("one")))
@@ -216,7 +216,7 @@ async def test_a_client_that_leaves_while_waiting_for_a_place_leaves_no_trace(
 
 async def test_a_client_that_stops_reading_is_given_up(tmp_path: Path, renderer: ChatRenderer) -> None:
     """It is still connected, but takes nothing: its generation must not run for ever, nor hold its place."""
-    ids = renderer.encode_raw("word " * 50)
+    ids = renderer.encode("word " * 50)
     engine = GatedEngine(ids * 400, free=True)
     engine.context_length = 10**6
     async with house(tmp_path, renderer, engine, write_timeout_s=0.3) as home:
@@ -261,7 +261,7 @@ async def test_identical_requests_are_separate_calls(tmp_path: Path, renderer: C
 
 
 async def test_closing_the_proxy_mid_stream(tmp_path: Path, renderer: ChatRenderer) -> None:
-    engine = GatedEngine(renderer.encode_raw("one two three<|im_end|>"))
+    engine = GatedEngine(renderer.encode("one two three<|im_end|>"))
     async with Database.open(tmp_path / "run.sqlite") as database:
         store = CallStore(database)
         proxy = ProxyServer(engine=engine, renderer=renderer, store=store, options=ProxyOptions())

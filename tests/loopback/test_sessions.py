@@ -14,7 +14,8 @@ from openforgerl.errors import InputError
 from openforgerl.protocols import Sessions
 from openforgerl.proxy import HttpSessions
 from openforgerl.rendering import ChatRenderer
-from openforgerl.types import CallStatus, FinishReason, Limits, Sampling, SessionState
+from openforgerl.store import CallStore
+from openforgerl.types import CallStatus, FinishReason, Limits, ModelCall, Sampling, SessionState
 
 from .house import Client, GatedEngine, House, ask, eventually, house, scripted
 
@@ -88,7 +89,7 @@ async def test_what_the_contract_refuses(tmp_path: Path, renderer: ChatRenderer,
 async def test_sealing_stops_what_runs_and_waits_for_its_record(
     tmp_path: Path, renderer: ChatRenderer, how: str
 ) -> None:
-    engine = GatedEngine(renderer.encode_raw("one two three<|im_end|>"))
+    engine = GatedEngine(renderer.encode("one two three<|im_end|>"))
     async with house(tmp_path, renderer, engine) as home, sessions_of(home, how) as sessions:
         client = await home.client(limits=Limits(calls=None, concurrent=2))
         streams = [asyncio.create_task(client.stream(ask(text))) for text in ("a", "b", "waits")]
@@ -112,8 +113,43 @@ async def test_sealing_stops_what_runs_and_waits_for_its_record(
     assert "session_closed" in str(got[2])
 
 
+class SlowStore(CallStore):
+    """A disk that takes its time over finished calls."""
+
+    async def finish(self, call: ModelCall) -> None:
+        await asyncio.sleep(0.3)
+        await super().finish(call)
+
+
+async def test_sealing_waits_for_a_slow_disk(tmp_path: Path, renderer: ChatRenderer) -> None:
+    engine = GatedEngine(renderer.encode("one two three<|im_end|>"))
+    async with house(tmp_path, renderer, engine, store=SlowStore) as home:
+        client = await home.client()
+        asked = asyncio.create_task(client.post(ask()))
+        engine.allow(2)
+        await eventually(lambda: engine.sampled == 2)
+        await asyncio.gather(home.proxy.sessions.seal("s1"), home.proxy.sessions.seal("s1"))
+        (call,) = await home.store.calls("s1")
+        assert (call.status, len(call.sampled_ids)) == (CallStatus.ABORTED, 2)
+        assert (await asked).status == 403
+
+
+async def test_a_second_sealing_waits_as_well(tmp_path: Path, renderer: ChatRenderer) -> None:
+    engine = GatedEngine(renderer.encode("one two three<|im_end|>"))
+    async with house(tmp_path, renderer, engine, store=SlowStore) as home:
+        client = await home.client()
+        asked = asyncio.create_task(client.post(ask()))
+        await eventually(lambda: engine.running == 1)
+        first = asyncio.create_task(home.proxy.sessions.seal("s1"))
+        await asyncio.sleep(0.05)
+        await home.proxy.sessions.seal("s1")
+        (call,) = await home.store.calls("s1")
+        assert call.status is CallStatus.ABORTED
+        await asyncio.gather(first, asked)
+
+
 async def test_a_slow_client_cannot_hold_up_sealing(tmp_path: Path, renderer: ChatRenderer) -> None:
-    ids = renderer.encode_raw("word " * 50)
+    ids = renderer.encode("word " * 50)
     engine = GatedEngine(ids * 400, free=True)
     engine.context_length = 10**6
     async with house(tmp_path, renderer, engine, shutdown_timeout_s=0.2) as home:
@@ -142,7 +178,7 @@ async def test_the_limit_on_calls(tmp_path: Path, renderer: ChatRenderer) -> Non
 
 
 async def test_the_limit_on_sampled_tokens(tmp_path: Path, renderer: ChatRenderer) -> None:
-    ids = renderer.encode_raw("a b c d e f g h")
+    ids = renderer.encode("a b c d e f g h")
     engine = GatedEngine(ids, free=True)
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client(limits=Limits(calls=None, sampled_tokens=len(ids) + 3))
@@ -159,8 +195,22 @@ async def test_the_limit_on_sampled_tokens(tmp_path: Path, renderer: ChatRendere
     assert (third.status, third.body["error"]["param"]) == (403, "limits.sampled_tokens")
 
 
+async def test_a_call_that_waited_finds_the_tokens_used_up(tmp_path: Path, renderer: ChatRenderer) -> None:
+    engine = GatedEngine(renderer.encode("a b c d"))
+    async with house(tmp_path, renderer, engine) as home:
+        client = await home.client(limits=Limits(calls=None, sampled_tokens=len(engine.ids), concurrent=1))
+        first = asyncio.create_task(client.post(ask()))
+        await eventually(lambda: engine.running == 1)
+        second = asyncio.create_task(client.post(ask()))
+        await eventually(lambda: home.proxy.sessions.get("s1").in_flight == 2)
+        engine.allow(100)
+        assert (await first).status == 200
+        assert (await second).body["error"]["param"] == "limits.sampled_tokens"
+        assert len(await home.calls()) == 1
+
+
 async def test_concurrent_calls_share_the_limit_on_sampled_tokens(tmp_path: Path, renderer: ChatRenderer) -> None:
-    engine = GatedEngine(renderer.encode_raw("a b c d e f g h"))
+    engine = GatedEngine(renderer.encode("a b c d e f g h"))
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client(limits=Limits(calls=None, sampled_tokens=10))
         asked = [asyncio.create_task(client.post(ask(str(n)))) for n in range(4)]
@@ -173,7 +223,7 @@ async def test_concurrent_calls_share_the_limit_on_sampled_tokens(tmp_path: Path
 
 
 async def test_calls_beyond_the_concurrent_limit_wait_in_order(tmp_path: Path, renderer: ChatRenderer) -> None:
-    engine = GatedEngine(renderer.encode_raw("a<|im_end|>"))
+    engine = GatedEngine(renderer.encode("a<|im_end|>"))
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client(limits=Limits(calls=None, concurrent=2))
         live = home.proxy.sessions.get("s1")
@@ -189,7 +239,7 @@ async def test_calls_beyond_the_concurrent_limit_wait_in_order(tmp_path: Path, r
 
 
 async def test_time_runs_out(tmp_path: Path, renderer: ChatRenderer) -> None:
-    engine = GatedEngine(renderer.encode_raw("one two<|im_end|>"))
+    engine = GatedEngine(renderer.encode("one two<|im_end|>"))
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client(limits=Limits(calls=None, seconds=0.4))
         engine.allow(1)
