@@ -53,9 +53,8 @@ def default_cache() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "openforgerl"
 
 
-def directory_of(name: str, cache_dir: Path) -> Path:
-    """Where harness `name` is, or would be, installed; another lock is another directory."""
-    recipe = recipe_of(name)
+def directory_of(recipe: Recipe, cache_dir: Path) -> Path:
+    """Where a harness is, or would be, installed; another lock is another directory."""
     lock = digest_file(recipe.lock / "package-lock.json")[:12]
     return cache_dir / "harnesses" / f"{recipe.name}-{recipe.version}-{lock}"
 
@@ -65,7 +64,26 @@ def inspect(name: str, cache_dir: Path) -> Installation:
 
     Raises `InputError` saying what is absent or changed and which command mends it.
     """
-    recipe, directory = recipe_of(name), directory_of(name, cache_dir)
+    return inspect_recipe(recipe_of(name), cache_dir)
+
+
+def installed(name: str, cache_dir: Path) -> Installation | None:
+    """The installation, or None when it is absent, partial or changed (`inspect` says which)."""
+    return _installed(recipe_of(name), cache_dir)
+
+
+def install(name: str, cache_dir: Path, report: Callable[[str], None]) -> Path:
+    """Install harness `name` unless it is there and whole; its directory.
+
+    `report` gets one line for each step. Needs the network only when something is missing. Raises
+    `InputError` naming the failed command and the end of its output.
+    """
+    return install_recipe(recipe_of(name), cache_dir, report)
+
+
+def inspect_recipe(recipe: Recipe, cache_dir: Path) -> Installation:
+    """`inspect` for a recipe that need not be in the table."""
+    name, directory = recipe.name, directory_of(recipe, cache_dir)
     fix = f"run: openforgerl harness install {name}"
     record = directory / RECORD
     if not record.is_file():
@@ -91,24 +109,12 @@ def inspect(name: str, cache_dir: Path) -> Installation:
     return found
 
 
-def installed(name: str, cache_dir: Path) -> Installation | None:
-    """The installation, or None when it is absent, partial or changed (`inspect` says which)."""
-    try:
-        return inspect(name, cache_dir)
-    except InputError:
-        return None
-
-
-def install(name: str, cache_dir: Path, report: Callable[[str], None]) -> Path:
-    """Install harness `name` unless it is there and whole; its directory.
-
-    `report` gets one line for each step. Needs the network only when something is missing. Raises
-    `InputError` naming the failed command and the end of its output.
-    """
-    recipe, directory = recipe_of(name), directory_of(name, cache_dir)
+def install_recipe(recipe: Recipe, cache_dir: Path, report: Callable[[str], None]) -> Path:
+    """`install` for a recipe that need not be in the table."""
+    name, directory = recipe.name, directory_of(recipe, cache_dir)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _only_one(directory, report):
-        if installed(name, cache_dir) is not None:
+        if _installed(recipe, cache_dir) is not None:
             report(f"{name} {recipe.version} is installed in {directory}")
             return directory
         if directory.exists():
@@ -126,6 +132,13 @@ def install(name: str, cache_dir: Path, report: Callable[[str], None]) -> Path:
     return directory
 
 
+def _installed(recipe: Recipe, cache_dir: Path) -> Installation | None:
+    try:
+        return inspect_recipe(recipe, cache_dir)
+    except InputError:
+        return None
+
+
 def _build(recipe: Recipe, node: NodeRuntime, building: Path, cache_dir: Path, report: Callable[[str], None]) -> None:
     building.chmod(0o755)  # sandboxes mount it for another uid
     for name in ("package.json", "package-lock.json"):
@@ -141,6 +154,8 @@ def _build(recipe: Recipe, node: NodeRuntime, building: Path, cache_dir: Path, r
         )
     report(f"trying {recipe.name} against a scripted model")
     recipe.trial(node, building)
+    for path in (building / COMPILE_CACHE).rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # Node writes it for its owner only
     record = Installation(
         name=recipe.name,
         version=recipe.version,

@@ -20,7 +20,7 @@ from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.harnesses.pi_config import ENTRY, arguments, models_file, settings_file
 from openforgerl.harnesses.pi_trial import COMPILE_CACHE
 from openforgerl.harnesses.recipes import recipe_of
-from openforgerl.types import Ending, Exit, HarnessContext, JsonValue, Layer, ModelCall, Plan
+from openforgerl.types import Ending, Exit, FinishReason, HarnessContext, JsonValue, Layer, ModelCall, Plan
 
 INSIDE = "/opt/pi"
 """Where a sandbox finds the installation."""
@@ -76,7 +76,7 @@ class PiHarness:
         )
 
     def ending(self, exit: Exit, calls: Sequence[ModelCall]) -> Ending:
-        """pi exits 0 after the model's last word; it also exits 0, printing nothing, when the context is full."""
+        """pi exits 0 after the model's last word and after some of its silences; other errors exit 1."""
         early = ending_before_exit_code(exit, calls)
         if early is not None:
             return early
@@ -84,12 +84,19 @@ class PiHarness:
             return crashed_or_caused(exit, calls)
         if not complete_calls(calls):
             return Ending(kind="crashed", by_policy=False, evidence=f"exit 0 without a complete call: {tail(exit)}")
-        limit = limit_reached(exit, calls[-1:])
-        if limit is not None and not exit.stdout.strip():
-            return Ending(kind="limit", by_policy=True, evidence=f"{limit}: exit 0, nothing printed")
         if not exit.stdout.strip():
-            return Ending(kind="gave_up", by_policy=True, evidence="exit 0 and an empty last answer")
+            return self._silent(exit, calls)
         return Ending(kind="finished", by_policy=True, evidence="exit 0")
+
+    @staticmethod
+    def _silent(exit: Exit, calls: Sequence[ModelCall]) -> Ending:
+        """pi 1.6 exits 0 and prints nothing after an empty answer, a cut one, or a refused (too long) prompt."""
+        limit = limit_reached(exit, calls)
+        if limit is not None:
+            return Ending(kind="limit", by_policy=True, evidence=f"{limit}: exit 0, nothing printed")
+        if calls[-1].finish_reason is FinishReason.LENGTH:
+            return Ending(kind="limit", by_policy=True, evidence="answer length: exit 0, nothing printed")
+        return Ending(kind="gave_up", by_policy=True, evidence="exit 0, nothing printed: no last word")
 
     def report(self) -> Mapping[str, JsonValue]:
         """Version, digests (checked against the pinned package digest) and Node's version."""

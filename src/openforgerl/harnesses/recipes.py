@@ -28,10 +28,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     trial: Callable[[NodeRuntime, Path], None]
     """Runs the installed harness once against a scripted server; raises `InputError`. Fills the compile cache."""
 
-    @property
-    def lock(self) -> Path:
-        """Directory of the committed `package.json` and `package-lock.json`."""
-        return LOCKS / self.name
+    lock: Path
+    """Directory of the committed `package.json` and `package-lock.json`."""
 
 
 RECIPES: dict[str, Recipe] = {
@@ -42,6 +40,7 @@ RECIPES: dict[str, Recipe] = {
         package_digest="f851b7d5c91e28201b5d3cfbbf0e84dc3dd59fe55b38edc4dca0f08a12c16365",
         user_agent="pi/1.6.0",
         trial=try_pi,
+        lock=LOCKS / "pi",
     ),
 }
 
