@@ -89,7 +89,7 @@ class Channel:
         self._open = False
         self._task.cancel()
         await asyncio.wait([self._task])
-        self._writer.close()
+        self._writer.transport.abort()  # not close(): an init that hangs would keep what is still buffered
         self._end_all()
 
     async def _send(self, header: Header, payload: bytes) -> None:

@@ -113,7 +113,7 @@ class ProcessSandbox:
         try:
             answer, output = await self._call("exec", header, stdin, timeout=timeout + _ANSWER_GRACE)
         except StageError as error:
-            if error.kind == "sandbox_died" and self._oom_kills() > before:
+            if error.kind == "out_of_memory":
                 return Exit(code=None, signal=9, oom=True)
             raise
         return Exit(
@@ -248,18 +248,24 @@ class ProcessSandbox:
         return self._channel
 
     async def _died(self) -> StageError:
-        """What to say when init is gone though nobody closed it."""
+        """What to say when init is gone though nobody closed it.
+
+        The memory limit can take init only when the agent arranged for it (see the decision note): that is the
+        policy's failure, or an agent could have every attempt it dislikes repeated.
+        """
         process = self._launched.process
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 await process.wait()
+        if self._oom_kills() > 0:
+            text = "the memory limit killed the sandbox's init: the agent made itself a smaller victim"
+            return StageError(Stage.SANDBOX, "out_of_memory", text, origin=Origin.POLICY, retryable=False)
         return StageError(
             Stage.SANDBOX,
             "sandbox_died",
             f"the sandbox's init ended by itself (bubblewrap's exit status {process.returncode})",
             origin=Origin.INFRASTRUCTURE,
             retryable=True,
-            evidence={"out_of_memory_kills": self._oom_kills()},
         )
 
     def _oom_kills(self) -> int:
