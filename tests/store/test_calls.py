@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openforgerl.errors import StoreError
 from openforgerl.store import CallStore, Database
 from openforgerl.store.content import ContentReader, ContentWriter
-from openforgerl.store.packing import common_prefix, pack_ids, unpack_ids
+from openforgerl.store.packing import common_prefix, digest_blobs, pack_floats, pack_ids, unpack_floats, unpack_ids
 from openforgerl.store.schema import TABLES
 from openforgerl.types import (
     CallStatus,
@@ -91,7 +91,7 @@ async def test_a_child_of_a_running_call_keeps_its_prompt_when_that_finishes(dat
     assert await store.calls("s") == [parent, child]
 
 
-@pytest.mark.parametrize("turns", [25])
+@pytest.mark.parametrize("turns", [40])
 async def test_disk_grows_with_what_is_new(tmp_path: Path, turns: int) -> None:
     async def size(count: int) -> int:
         async with Database.open(tmp_path / f"{count}.sqlite") as database:
@@ -104,7 +104,7 @@ async def test_disk_grows_with_what_is_new(tmp_path: Path, turns: int) -> None:
     sizes = {count: await size(count) for count in (turns, 2 * turns, 4 * turns)}
     first, second = sizes[2 * turns] - sizes[turns], sizes[4 * turns] - sizes[2 * turns]
     # Twice the turns, twice the growth (2.0); storing whole conversations would give 4.
-    assert second / first == pytest.approx(2.0, rel=0.1)
+    assert second / first == pytest.approx(2.0, rel=0.2)
     # What a turn brings: 400 + 90 characters of text, 80 ids of four bytes, 20 doubles; the rest is bookkeeping.
     assert second / (2 * turns) < 5 * (490 + 320 + 160)
 
@@ -194,6 +194,17 @@ def test_ids_come_back_and_prefixes_are_exact(ids: list[int], cut: int, tail: li
             break
         expected += 1
     assert common_prefix(tuple(ids), other) == expected
+
+
+def test_damaged_numbers_are_refused() -> None:
+    for blob in (b"X12", b"I123", b"H1"):
+        with pytest.raises(StoreError, match="damaged token ids"):
+            unpack_ids(blob)
+    with pytest.raises(StoreError, match="damaged log-probs"):
+        unpack_floats(b"1234567")
+    assert unpack_floats(pack_floats((0.1, -0.0, 5e-324))) == (0.1, -0.0, 5e-324)
+    assert unpack_floats(pack_floats(None)) is None
+    assert len({digest_blobs(b"a", b"b"), digest_blobs(b"ab", b""), digest_blobs(b"ab", None)}) == 3
 
 
 def test_ids_out_of_range_are_refused() -> None:

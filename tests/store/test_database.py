@@ -271,12 +271,13 @@ async def test_a_file_of_something_else_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("UPDATE calls SET detail = '{' WHERE idx = 5", "damaged stored JSON"),
-        ("UPDATE calls SET detail = '{}' WHERE idx = 5", "call s-c5 cannot be read"),
+        ("UPDATE calls SET detail = '{' WHERE idx = 5", "call s-c5 cannot be read"),
+        ("UPDATE calls SET detail = CAST('{' AS BLOB) WHERE idx = 5", "record of call s-c5 does not match its digest"),
         ("UPDATE calls SET new_ids = substr(new_ids, 1, 5) WHERE idx = 5", "does not match its digest"),
         ("UPDATE calls SET common = common - 1 WHERE idx = 5", "does not match its digest"),
-        ("UPDATE calls SET sampled_ids = x'49010203' WHERE idx = 19", "not a whole number"),
-        ("UPDATE calls SET logprobs = x'01' WHERE idx = 5", "not a whole number"),
+        ("UPDATE calls SET sampled_ids = x'4901020304' WHERE idx = 19", "does not match its digest"),
+        ("UPDATE calls SET logprobs = NULL WHERE idx = 5", "does not match its digest"),
+        ("UPDATE calls SET logprobs = x'01' WHERE idx = 5", "does not match its digest"),
         ("UPDATE calls SET new_origins = '[' WHERE idx = 5", "origins of call s-c5"),
         ("UPDATE content SET data = CAST(data || 'x' AS BLOB) WHERE id = 5", "missing or altered"),
         ("DELETE FROM chain WHERE id = 3", "list node 3 is missing"),

@@ -96,6 +96,20 @@ async def test_an_attempt_is_committed_once_with_its_samples(runs: RunStore) -> 
     assert await runs.attempts() == [done]
 
 
+async def test_an_altered_sample_is_an_error_that_names_it(runs: RunStore, database: Database) -> None:
+    await runs.begin_attempt(attempt())
+    await runs.commit(passed(attempt()), sample_set("r0-a0"))
+    await database.write(
+        lambda connection: (
+            connection.execute(
+                "UPDATE samples SET ids = CAST('H' || substr(ids, 2) AS BLOB) WHERE position = 0"
+            ).rowcount
+        )
+    )
+    with pytest.raises(StoreError, match="sample r0-a0/c0 does not match its digest"):
+        await runs.samples(["r0-a0"])
+
+
 async def test_attempts_follow_one_another(runs: RunStore) -> None:
     await runs.begin_attempt(attempt())
     await runs.commit(failed(attempt()))

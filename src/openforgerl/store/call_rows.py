@@ -14,12 +14,20 @@ import msgspec
 
 from openforgerl.errors import StoreError
 from openforgerl.store.content import ContentReader, ContentWriter
-from openforgerl.store.packing import common_prefix, digest_ids, pack_floats, pack_ids, unpack_floats, unpack_ids
+from openforgerl.store.packing import (
+    common_prefix,
+    digest_blobs,
+    digest_ids,
+    pack_floats,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
 from openforgerl.types import CallStatus, ModelCall, OriginSpan, Prompt
 
 _COLUMNS = (
     "id, call_id, status, base, common, new_ids, prompt_sha256, common_origins, new_origins, sampled_ids, "
-    "logprobs, sampling_logprobs, detail"
+    "logprobs, sampling_logprobs, detail, answer_sha256"
 )
 _APART = ("sampled_ids", "logprobs", "sampling_logprobs", "prompt")
 """Fields of a call that have columns of their own."""
@@ -99,6 +107,8 @@ class CallReader:
 
     def _call(self, row: tuple[Any, ...]) -> ModelCall:
         try:
+            if digest_blobs(*row[9:13]) != row[13]:
+                raise StoreError(f"damaged run database: the record of call {row[1]} does not match its digest")
             fields = self._content.decode(row[12])
             ids, origins = self._prompt(row[0])
             fields["prompt"] |= {"ids": ids, "origins": origins}
@@ -163,8 +173,8 @@ def insert_call(connection: sqlite3.Connection, call: ModelCall, recent: RecentP
     try:
         connection.execute(
             "INSERT INTO calls (call_id, session_id, idx, status, base, common, new_ids, prompt_sha256, "
-            "common_origins, new_origins, sampled_ids, logprobs, sampling_logprobs, detail) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "common_origins, new_origins, sampled_ids, logprobs, sampling_logprobs, detail, answer_sha256) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 call.call_id,
                 call.session_id,
@@ -200,7 +210,8 @@ def finish_call(connection: sqlite3.Connection, call: ModelCall) -> None:
     if row[2] != digest_ids(call.prompt.ids):
         raise StoreError(f"call {call.call_id} has another prompt than when it was begun")
     connection.execute(
-        "UPDATE calls SET status = ?, sampled_ids = ?, logprobs = ?, sampling_logprobs = ?, detail = ? WHERE id = ?",
+        "UPDATE calls SET status = ?, sampled_ids = ?, logprobs = ?, sampling_logprobs = ?, detail = ?, "
+        "answer_sha256 = ? WHERE id = ?",
         (call.status.value, *_answer_columns(connection, call), row[0]),
     )
 
@@ -226,7 +237,9 @@ def import_calls(
         import_call(connection, call, recent)
 
 
-def _answer_columns(connection: sqlite3.Connection, call: ModelCall) -> tuple[bytes, bytes | None, bytes | None, bytes]:
+def _answer_columns(
+    connection: sqlite3.Connection, call: ModelCall
+) -> tuple[bytes, bytes | None, bytes | None, bytes, bytes]:
     try:
         fields: dict[str, Any] = {
             name: getattr(call, name) if name in _AS_RECEIVED else msgspec.to_builtins(getattr(call, name))
@@ -239,9 +252,10 @@ def _answer_columns(connection: sqlite3.Connection, call: ModelCall) -> tuple[by
         "images": msgspec.to_builtins(call.prompt.images),
         "template_digest": call.prompt.template_digest,
     }
-    return (
+    columns = (
         pack_ids(call.sampled_ids),
         pack_floats(call.logprobs),
         pack_floats(call.sampling_logprobs),
         ContentWriter(connection).encode(fields),
     )
+    return (*columns, digest_blobs(*columns))

@@ -66,6 +66,15 @@ def digest_ids(ids: Sequence[int]) -> bytes:
     return hashlib.sha256(pack_ids(ids)).digest()
 
 
+def digest_blobs(*blobs: bytes | None) -> bytes:
+    """sha256 over blobs in order, each with its length, None told apart from empty."""
+    digest = hashlib.sha256()
+    for blob in blobs:
+        digest.update(b"-" if blob is None else b"%d:" % len(blob))
+        digest.update(blob or b"")
+    return digest.digest()
+
+
 def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     """How many leading ids agree. Bisects on slices, which compare at C speed."""
     low, high = 0, min(len(left), len(right))

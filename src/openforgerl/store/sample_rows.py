@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from openforgerl.errors import StoreError
-from openforgerl.store.packing import pack_floats, pack_ids, unpack_floats, unpack_ids
+from openforgerl.store.packing import digest_blobs, pack_floats, pack_ids, unpack_floats, unpack_ids
 from openforgerl.types import Sample, SampleSet, Totals
 
 _APART = ("ids", "logprobs")
@@ -23,17 +23,12 @@ def insert_samples(connection: sqlite3.Connection, attempt_id: str, samples: Sam
         detail: dict[str, Any] = {
             name: getattr(sample, name) for name in sample.__struct_fields__ if name not in _APART
         }
+        columns = (pack_ids(sample.ids), pack_floats(sample.logprobs), msgspec.json.encode(detail))
         try:
             connection.execute(
-                "INSERT INTO samples (sample_id, attempt_id, position, ids, logprobs, detail) VALUES (?,?,?,?,?,?)",
-                (
-                    sample.sample_id,
-                    attempt_id,
-                    position,
-                    pack_ids(sample.ids),
-                    pack_floats(sample.logprobs),
-                    msgspec.json.encode(detail),
-                ),
+                "INSERT INTO samples (sample_id, attempt_id, position, ids, logprobs, detail, row_sha256) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (sample.sample_id, attempt_id, position, *columns, digest_blobs(*columns)),
             )
         except sqlite3.IntegrityError as error:
             raise StoreError(f"sample {sample.sample_id} is stored already; sample ids must be unique") from error
@@ -47,7 +42,7 @@ def read_samples(connection: sqlite3.Connection, attempt_ids: Sequence[str]) -> 
         if row is None or row[0] is None:
             continue
         rows = connection.execute(
-            "SELECT sample_id, ids, logprobs, detail FROM samples WHERE attempt_id = ? ORDER BY position",
+            "SELECT sample_id, row_sha256, ids, logprobs, detail FROM samples WHERE attempt_id = ? ORDER BY position",
             (attempt_id,),
         ).fetchall()
         try:
@@ -58,8 +53,10 @@ def read_samples(connection: sqlite3.Connection, attempt_ids: Sequence[str]) -> 
     return found
 
 
-def _sample(sample_id: str, ids: bytes, logprobs: bytes | None, detail: bytes) -> Sample:
+def _sample(sample_id: str, digest: bytes, ids: bytes, logprobs: bytes | None, detail: bytes) -> Sample:
     try:
+        if digest_blobs(ids, logprobs, detail) != digest:
+            raise StoreError(f"damaged run database: sample {sample_id} does not match its digest")
         fields = msgspec.json.decode(detail)
         fields |= {"ids": unpack_ids(ids), "logprobs": unpack_floats(logprobs)}
         return msgspec.convert(fields, Sample)

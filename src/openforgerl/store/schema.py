@@ -9,7 +9,7 @@ from __future__ import annotations
 APPLICATION_ID = 0x4F46524C
 """ASCII `OFRL`."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 TABLES = """
 -- Content: every JSON text and long string once, found by the sha256 of its stored bytes.
@@ -50,6 +50,7 @@ CREATE TABLE calls (
     logprobs BLOB,
     sampling_logprobs BLOB,
     detail BLOB NOT NULL,               -- everything else, content-addressed
+    answer_sha256 BLOB NOT NULL,        -- over the four columns before it
     UNIQUE (session_id, idx)
 );
 
@@ -88,6 +89,7 @@ CREATE TABLE samples (
     ids BLOB NOT NULL,
     logprobs BLOB,
     detail BLOB NOT NULL,
+    row_sha256 BLOB NOT NULL,           -- over the three columns before it
     UNIQUE (attempt_id, position)
 );
 
