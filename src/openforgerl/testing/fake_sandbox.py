@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from openforgerl.errors import InputError
-from openforgerl.types import Exit, JsonValue, SandboxRef, SandboxSpec
+from openforgerl.errors import InputError, StageError
+from openforgerl.types import Exit, JsonValue, Origin, SandboxRef, SandboxSpec, Stage
 
 Verb = Literal["create", "exec", "read", "write", "kill_agent", "export", "write_tree", "close"]
 
@@ -136,18 +136,17 @@ class FakeSandbox:
             if any(path == root or path.startswith(root.rstrip("/") + "/") for root in paths)
         }
         if sum(map(len, chosen.values())) > limit:
-            raise InputError(f"export of {' '.join(paths)} is larger than {limit} bytes")
+            text = f"export of {' '.join(paths)} is larger than {limit} bytes"
+            raise StageError(Stage.VERIFY, "too_large", text, origin=Origin.POLICY, retryable=False)
         for path, data in chosen.items():
             target = destination / path.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
 
-    async def write_tree(self, source: Path, destination: str) -> None:
-        """Copy a host directory in: the counterpart of `export`."""
-        self.backend.happened("write_tree", self.attempt_id, destination)
-        for path in sorted(source.rglob("*")):
-            if path.is_file():
-                self.files[f"{destination.rstrip('/')}/{path.relative_to(source).as_posix()}"] = path.read_bytes()
+    async def write_tree(self, source: Path, target: str) -> None:
+        """Copy a host file or directory in: the counterpart of `export`."""
+        self.backend.happened("write_tree", self.attempt_id, target)
+        self.files.update(_host_files(source, target))
 
     async def close(self) -> None:
         if not self.closed:
@@ -181,8 +180,7 @@ class FakeSandboxes:
         self.happened("create", attempt_id)
         sandbox = FakeSandbox(self, spec, attempt_id)
         for inside, host in spec.files.items():
-            for path, data in _host_files(Path(host), inside):
-                sandbox.files[path] = data
+            sandbox.files.update(_host_files(Path(host), inside))
         self.live[attempt_id] = sandbox
         try:
             yield sandbox
