@@ -83,7 +83,7 @@ PIECES = """
 {%- endif %}
 {%- endcall %}
 {%- endfor %}
-{%- if tools %}{% for t in tools %}{% if loop.index > 40 %}{% break %}{% endif %}{{ t.function.name.upper() }}{% endfor %}{% endif %}
+{%- for t in tools or [] %}{% if loop.index > 40 %}{% break %}{% endif %}{{ t.function.name.upper() }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
 """
 

@@ -19,13 +19,49 @@ from openforgerl.types import Conversation, Message, Reasoning, Role, Text, Tool
 
 NAMES = ["tiny", "opened", "inst", "pieces"]
 SLOW_FIXTURE = settings(
-    deadline=None, max_examples=int(os.environ.get('EX','60')), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    max_examples=int(os.environ.get("EX", "60")),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 WORDS = st.sampled_from(
-    ["hello", " world", "\n", "\n\n", " ", "  ", "\t", "ls -la", "é", "e\u0301", "😀", "你好", "<", ">", "|", "</", "x_1",
-     "[", "]", "{", "}", '"', "\\", "think", "im_end", "\x00", "\u2028", "▁", "REWAR", "Ġ", "\r\n", "ß", "0", "42"]
-)  # fmt: skip
+    [
+        "hello",
+        " world",
+        "\n",
+        "\n\n",
+        " ",
+        "  ",
+        "\t",
+        "ls -la",
+        "é",
+        "e\u0301",
+        "😀",
+        "你好",
+        "<",
+        ">",
+        "|",
+        "</",
+        "x_1",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        "\\",
+        "think",
+        "im_end",
+        "\x00",
+        "\u2028",
+        "▁",
+        "REWAR",
+        "Ġ",
+        "\r\n",
+        "ß",
+        "0",
+        "42",
+    ]
+)
 PLAIN = st.lists(WORDS, max_size=8).map("".join) | st.text(max_size=12)
 SPELLED = [
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|eot|>",

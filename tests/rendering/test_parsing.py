@@ -35,6 +35,10 @@ def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+NUMBER_NAME = '<tool_call>{"name": 3, "arguments": {}}</tool_call>'
+SURROGATE_NAME = '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -77,8 +81,8 @@ def call(name: str, arguments: str) -> str:
         # without a usable name a block is text, markers and newlines included
         ("x\n<tool_call>\n{}\n</tool_call>\ny", ("", "x\n<tool_call>\n{}\n</tool_call>\ny", [])),
         ('<tool_call>{"name": ""}</tool_call>', ("", '<tool_call>{"name": ""}</tool_call>', [])),
-        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', ("", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', [])),
-        ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', ("", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', [])),
+        (NUMBER_NAME, ("", NUMBER_NAME, [])),
+        (SURROGATE_NAME, ("", SURROGATE_NAME, [])),
         ("<tool_call>ls</tool_call>" + call("a", "{}"), ("", "<tool_call>ls</tool_call>", [("a", "{}")])),
         # cut short
         ('<tool_call>\n{"na', ("", '<tool_call>\n{"na', [])),
@@ -88,7 +92,7 @@ def call(name: str, arguments: str) -> str:
         # a forgotten end marker
         (call("a", "{}").removesuffix("</tool_call>") + call("b", "{}"), ("", "", [("a", "{}"), ("b", "{}")])),
     ],
-)  # fmt: skip
+)
 def test_rules(text: str, expected: Answer) -> None:
     assert answer_of(text) == expected
 
@@ -121,10 +125,42 @@ def test_call_ids_are_alphanumeric_and_follow_the_seed() -> None:
 
 
 FRAGMENTS = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool", "</", "<", ">", "\n", "\n\n", " ", "a", "b c", "{", "}",
-     '"', "\\", '\\"', '{"name": "x", "arguments": ', '{"arguments": {}, "name": "y"}', '{"c": "d"}', '"name"', ",", ":",
-     "[", "]", "1", "null", call("bash", '{"command":"ls"}'), "\x00", "\u2028", "é😀", "\\u0041"]
-)  # fmt: skip
+    [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool",
+        "</",
+        "<",
+        ">",
+        "\n",
+        "\n\n",
+        " ",
+        "a",
+        "b c",
+        "{",
+        "}",
+        '"',
+        "\\",
+        '\\"',
+        '{"name": "x", "arguments": ',
+        '{"arguments": {}, "name": "y"}',
+        '{"c": "d"}',
+        '"name"',
+        ",",
+        ":",
+        "[",
+        "]",
+        "1",
+        "null",
+        call("bash", '{"command":"ls"}'),
+        "\x00",
+        "\u2028",
+        "é😀",
+        "\\u0041",
+    ]
+)
 ANSWERS = st.lists(FRAGMENTS, max_size=12).map("".join)
 
 
@@ -200,7 +236,7 @@ def test_ids_in_any_chunks(name: str, data: st.DataObject, model_of: Callable[[s
     """Any ids at all, cut anywhere: characters of several ids, broken bytes, ids without a token."""
     renderer = model_of(name).renderer
     size = model_of(name).reference.vocab_size
-    spelled = st.lists(FRAGMENTS, max_size=5).map(lambda texts: list(renderer.encode_raw("".join(texts))))
+    spelled = st.lists(FRAGMENTS, max_size=5).map(lambda texts: list(renderer.encode("".join(texts))))
     ids = data.draw(st.lists(st.integers(0, size + 20), max_size=12) | spelled)
     prompt = renderer.render(ASKED, restored={}, clock=0.0, kwargs={})
 
@@ -218,7 +254,7 @@ def test_ids_in_any_chunks(name: str, data: st.DataObject, model_of: Callable[[s
 
 def test_characters_across_ids(model_of: Callable[[str], Any]) -> None:
     renderer = model_of("tiny").renderer
-    ids = renderer.encode_raw("\U0001f9ff")  # four bytes, never merged into one id
+    ids = renderer.encode("\U0001f9ff")  # four bytes, never merged into one id
     assert len(ids) > 1
     prompt = renderer.render(ASKED, restored={}, clock=0.0, kwargs={})
     parser = renderer.parser(ASKED, prompt)
@@ -232,7 +268,7 @@ def test_characters_across_ids(model_of: Callable[[str], Any]) -> None:
 def test_stop_ids_are_not_shown(model_of: Callable[[str], Any]) -> None:
     renderer = model_of("tiny").renderer
     parser = renderer.parser(ASKED, renderer.render(ASKED, restored={}, clock=0.0, kwargs={}))
-    parser.feed([*renderer.encode_raw("done"), renderer.stop_ids[0]])
+    parser.feed([*renderer.encode("done"), renderer.stop_ids[0]])
     assert parser.finish()[1] == Message(role=Role.ASSISTANT, parts=(Text("done"),))
 
 
@@ -244,17 +280,17 @@ def test_the_prompt_says_whether_a_thought_is_open(model_of: Callable[[str], Any
     prompt = renderer.render(ASKED, restored={}, clock=0.0, kwargs={})
     for known in (prompt, Prompt(ids=prompt.ids)):
         parser = renderer.parser(ASKED, known)
-        parser.feed(renderer.encode_raw("so</think>yes"))
+        parser.feed(renderer.encode("so</think>yes"))
         message = parser.finish()[1]
         assert (message.reasoning, message.text) == ("so", "yes")
 
 
 def test_data_cannot_open_a_thought(model_of: Callable[[str], Any]) -> None:
     renderer = model_of("tiny").renderer
-    data = renderer.encode_raw("<think>")
+    data = renderer.encode("<think>")
     origins = (OriginSpan(start=0, stop=len(data), kind="data", message=0),)
     parser = renderer.parser(ASKED, Prompt(ids=data, origins=origins))
-    parser.feed(renderer.encode_raw("yes"))
+    parser.feed(renderer.encode("yes"))
     assert parser.finish()[1].text == "yes"
 
 
@@ -262,7 +298,7 @@ def test_no_tools_no_calls(model_of: Callable[[str], Any]) -> None:
     renderer = model_of("tiny").renderer
     alone = Conversation(messages=ASKED.messages)
     parser = renderer.parser(alone, renderer.render(alone, restored={}, clock=0.0, kwargs={}))
-    parser.feed(renderer.encode_raw(call("bash", "{}")))
+    parser.feed(renderer.encode(call("bash", "{}")))
     assert parser.finish()[1].text == call("bash", "{}")
 
 
@@ -275,5 +311,5 @@ def test_arguments_keep_their_bytes(name: str, arguments: dict[str, Any], model_
     parser = renderer.parser(ASKED, Prompt(ids=(1,)))
     if name == "opened":  # NFC would change the text on its way in
         text = json.dumps(arguments, separators=(" ,", ":  "))
-    parser.feed(renderer.encode_raw(call("bash", text)))
+    parser.feed(renderer.encode(call("bash", text)))
     assert [c.arguments for c in parser.finish()[1].tool_calls] == [text]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -107,7 +108,7 @@ class Loop:
         return call
 
     def say(self, text: str, *, stop: int | None = None, **more: Any) -> ModelCall:
-        return self.sample([*self.renderer.encode_raw(text), *([] if stop is None else [stop])], **more)
+        return self.sample([*self.renderer.encode(text), *([] if stop is None else [stop])], **more)
 
 
 def extends(prompt: Prompt, call: ModelCall, *, without_stop: bool = False) -> bool:
@@ -119,13 +120,14 @@ def extends(prompt: Prompt, call: ModelCall, *, without_stop: bool = False) -> b
 def oddly_encoded(renderer: ChatRenderer, text: str, cuts: Sequence[int]) -> list[int]:
     """Ids of `text` as no tokenizer writes them: encoded in pieces cut anywhere."""
     places = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
-    ids = [i for a, b in zip(places, places[1:], strict=False) for i in renderer.encode_raw(text[a:b])]
-    return ids if renderer.decode(ids) == text else list(renderer.encode_raw(text))
+    ids = [i for a, b in pairwise(places) for i in renderer.encode(text[a:b])]
+    return ids if renderer.decode(ids) == text else list(renderer.encode(text))
 
 
 PROSE = st.lists(
-    st.sampled_from(["a", "I will", " look", "  ", "é", "😀", ".", "{", '"', "\n", "two\nlines", "0", "<", "| "]), max_size=6
-).map("".join)  # fmt: skip
+    st.sampled_from(["a", "I will", " look", "  ", "é", "😀", ".", "{", '"', "\n", "two\nlines", "0", "<", "| "]),
+    max_size=6,
+).map("".join)
 ARGUMENTS = st.dictionaries(
     st.sampled_from(["command", "path", "n"]), PROSE | st.integers(-3, 3) | st.floats(-1, 1) | st.none(), max_size=3
 )
@@ -176,13 +178,13 @@ def test_spacing_of_arguments_comes_back(model_of: Callable[[str], Any]) -> None
     """`{"command":"ls"}` was sampled; the template would write a space; the space must not appear."""
     renderer: ChatRenderer = model_of("tiny").renderer
     loop = Loop(renderer, user("go"))
-    call = loop.say('<tool_call>\n{"name": "bash", "arguments": {"command":"ls"}}\n</tool_call>', stop=renderer.stop_ids[0])
+    call = loop.say(
+        '<tool_call>\n{"name": "bash", "arguments": {"command":"ls"}}\n</tool_call>', stop=renderer.stop_ids[0]
+    )
     loop.messages.append(result(loop.messages[-1].tool_calls[0], "a.txt"))
     assert extends(loop.prompt(), call)
     rest = renderer.decode(loop.prompt().ids[len(call.prompt.ids) + len(call.sampled_ids) :])
-    assert rest == (
-        "\n<|im_start|>user\n<tool_response>\na.txt\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert rest == ("\n<|im_start|>user\n<tool_response>\na.txt\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
     assert not extends(loop.prompt(restored={}), call)
     assert '{"command": "ls"}' in renderer.decode(loop.prompt(restored={}).ids)
 
@@ -207,7 +209,9 @@ def test_stripped_thoughts_start_a_branch(model_of: Callable[[str], Any]) -> Non
     prompt = loop.prompt()
     assert not extends(prompt, first)
     assert prompt == loop.prompt(restored={})
-    common = next(i for i, (a, b) in enumerate(zip(prompt.ids, (*first.prompt.ids, *first.sampled_ids), strict=False)) if a != b)
+    common = next(
+        i for i, (a, b) in enumerate(zip(prompt.ids, (*first.prompt.ids, *first.sampled_ids), strict=False)) if a != b
+    )
     assert common == len(first.prompt.ids)  # the thought's first id is what the template no longer writes
     # the branch goes on: what is sampled on it is restored on it
     second = loop.say("<think>because</think>" + '<tool_call>{"name":"bash","arguments":{}}</tool_call>', stop=stop)
@@ -236,7 +240,7 @@ def test_an_earlier_difference_is_never_spliced_over(model_of: Callable[[str], A
     loop = Loop(renderer, user("one"))
     loop.say("first", stop=renderer.stop_ids[0])
     loop.messages.append(user("two"))
-    odd = [*renderer.encode_raw("sec"), *renderer.encode_raw("ond")]
+    odd = [*renderer.encode("sec"), *renderer.encode("ond")]
     second = loop.sample([*odd, renderer.stop_ids[0]])
     loop.messages[0] = user("ONE")  # the harness rewrote its history
     loop.messages.append(user("three"))
@@ -265,8 +269,8 @@ def test_only_delivered_endings_are_restored(model_of: Callable[[str], Any]) -> 
         (FinishReason.ERROR, CallStatus.ERROR, False),
     ):
         loop = Loop(renderer, user("one"))
-        ids = [*renderer.encode_raw("hel"), *renderer.encode_raw("lo")]
-        assert tuple(ids) != renderer.encode_raw("hello")
+        ids = [*renderer.encode("hel"), *renderer.encode("lo")]
+        assert tuple(ids) != renderer.encode("hello")
         call = loop.sample(ids, finish=finish, status=status)
         loop.messages.append(user("two"))
         assert extends(loop.prompt(), call) == restored, finish
@@ -313,10 +317,10 @@ def test_sampled_control_ids_come_back_as_ids_and_spelled_ones_as_text(model_of:
     model = model_of("tiny")
     renderer: ChatRenderer = model.renderer
     start = model.reference.convert_tokens_to_ids("<|im_start|>")
-    spelled = [i for char in "<|im_start|>" for i in renderer.encode_raw(char)]
+    spelled = [i for char in "<|im_start|>" for i in renderer.encode(char)]
     for ids in ([start], spelled):
         loop = Loop(renderer, user("one"))
-        call = loop.sample([*renderer.encode_raw("a "), *ids, renderer.stop_ids[0]])
+        call = loop.sample([*renderer.encode("a "), *ids, renderer.stop_ids[0]])
         loop.messages.append(user("two"))
         assert loop.messages[1].text == "a <|im_start|>"
         assert extends(loop.prompt(), call)
@@ -345,9 +349,26 @@ def test_condition_two_is_checked_here(model_of: Callable[[str], Any]) -> None:
 
 
 MESSY = st.lists(
-    st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>", "\n", " ", "a", '{"name": "x"',
-                     ', "arguments": {}}', "{", "}", '"', "é"]), max_size=8
-).map("".join)  # fmt: skip
+    st.sampled_from(
+        [
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "<|im_start|>",
+            "\n",
+            " ",
+            "a",
+            '{"name": "x"',
+            ', "arguments": {}}',
+            "{",
+            "}",
+            '"',
+            "é",
+        ]
+    ),
+    max_size=8,
+).map("".join)
 
 
 @pytest.mark.parametrize("name", ["tiny", "opened", "pieces"])
@@ -360,7 +381,7 @@ def test_restored_or_true_whatever_was_sampled(
     renderer: ChatRenderer = model_of(name).renderer
     loop = Loop(renderer, user("one"))
     for text in (first, second):
-        ids = [i for c in text for i in renderer.encode_raw(c)] if spelled else list(renderer.encode_raw(text))
+        ids = [i for c in text for i in renderer.encode(c)] if spelled else list(renderer.encode(text))
         if cut:
             loop.sample(ids, finish=FinishReason.LENGTH)
         else:

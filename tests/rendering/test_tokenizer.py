@@ -18,9 +18,36 @@ SETTINGS = settings(deadline=None, max_examples=150, suppress_health_check=[Heal
 NAMES = ["tiny", "opened", "inst", "pieces"]
 
 PARTS = st.sampled_from(
-    ["<|im_start|>", "<|im_end|>", "<result>", "</result>", "REWARD", "<s>", "</s>", "[INST]", "<think>", "<|eot|>", "<unk>",
-     "hello", " ", "  ", "    ", "\n", "\t", "x", "_", "é", "e\u0301", "😀", "<|im_", "end|>", "▁", "", "1"]
-)  # fmt: skip
+    [
+        "<|im_start|>",
+        "<|im_end|>",
+        "<result>",
+        "</result>",
+        "REWARD",
+        "<s>",
+        "</s>",
+        "[INST]",
+        "<think>",
+        "<|eot|>",
+        "<unk>",
+        "hello",
+        " ",
+        "  ",
+        "    ",
+        "\n",
+        "\t",
+        "x",
+        "_",
+        "é",
+        "e\u0301",
+        "😀",
+        "<|im_",
+        "end|>",
+        "▁",
+        "",
+        "1",
+    ]
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

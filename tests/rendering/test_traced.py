@@ -88,7 +88,8 @@ def test_formatting_follows_arguments(text: str, other: str) -> None:
     t, o = traced(text), traced(other)
     check(formatted(uniform("A%s-B%5s%%", TEMPLATE), (t, o), {}, lambda f, a, _: f % a), f"A{text}-B{other:>5}%")
     check(
-        formatted(uniform("A{x}-{0:.3}", TEMPLATE), (t,), {"x": o}, lambda f, a, k: f.format(*a, **k)), f"A{other}-{text:.3}"
+        formatted(uniform("A{x}-{0:.3}", TEMPLATE), (t,), {"x": o}, lambda f, a, k: f.format(*a, **k)),
+        f"A{other}-{text:.3}",
     )
 
 
@@ -113,3 +114,9 @@ def test_joining_refuses_what_str_refuses() -> None:
         uniform(",", TEMPLATE).join(["a", 1])  # type: ignore[list-item]
     with pytest.raises(TypeError):
         uniform("a", TEMPLATE) + 1  # type: ignore[operator]
+
+
+def test_formatting_is_not_confused_by_its_own_placeholders() -> None:
+    odd = uniform("\U000f0000\U000f0001", DATA)
+    assert expand(formatted(uniform("<%s>", TEMPLATE), (odd,), {}, lambda f, a, _: f % a)) == [-1, DATA, DATA, -1]
+    assert set(expand(formatted(odd + uniform("%s", DATA), (odd,), {}, lambda f, a, _: f % a))) == {DATA}

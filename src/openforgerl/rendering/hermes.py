@@ -39,6 +39,8 @@ CALL, END_CALL = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])+")\s*,\s*"arguments"\s*:\s*(?=\S)')
 _TAIL = re.compile(r"\}?\s*\Z")
 _WHITE = re.compile(r"\s*")
+_IN_STRING = re.compile(r'[^"\\\x00-\x1f]+')
+_BETWEEN = re.compile(r'[^"{}\[\]<]+')
 
 
 class Style(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,6 +288,8 @@ class _JsonScan:
                     return
             if self._broken:
                 self._at += 1
+            elif self._depth and (plain := _BETWEEN.match(text, self._at)):
+                self._at = plain.end()
             else:
                 self._read_outside(char, value=value)
 
@@ -319,7 +323,8 @@ class _JsonScan:
             self._broken, self._in_string = True, False
             self._at += 1
         else:
-            self._at += 1
+            plain = _IN_STRING.match(text, self._at)
+            self._at = plain.end() if plain else self._at + 1
         return True
 
 

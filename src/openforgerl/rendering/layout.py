@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
@@ -32,6 +33,8 @@ class Layout:
             possible = codec.split(self.text, _stretches(traced, (TEMPLATE, UNKNOWN)))
             if possible != self.pieces and not _could_spell(codec.added.values(), data()):
                 self.pieces = possible
+        self._tokens = [i for i, piece in enumerate(self.pieces) if piece.token is not None]
+        self._starts = [self.pieces[i].start for i in self._tokens]
         self._first: dict[int, int] = {}
         at = 0
         for length, origin in runs_of(traced):
@@ -51,29 +54,37 @@ class Layout:
         start = self._after_header(header, first)
         if start is None or any(self.origins[i] != TEMPLATE for i in range(start, first)):
             return None
-        for index, piece in enumerate(self.pieces):
-            if piece.token is None or piece.token.id not in stop_ids or piece.start < start:
-                continue
-            if piece.start < first or any(
-                self.origins[i] not in (TEMPLATE, UNKNOWN, message) for i in range(first, piece.start)
-            ):
-                return None
-            return Turn(start, piece.start, index)
-        return None
+        index = self._stop_after(start, stop_ids)
+        if index is None or self.pieces[index].start < first:
+            return None
+        stop = self.pieces[index].start
+        if any(self.origins[i] not in (TEMPLATE, UNKNOWN, message) for i in range(first, stop)):
+            return None
+        return Turn(start, stop, index)
 
     def last_turn(self, header: str, stop_ids: Collection[int]) -> Turn | None:
         """The turn after the last header that the template wrote; `stop_piece` is past the end if it has none."""
         start = self._after_header(header, len(self.text))
         if start is None:
             return None
-        for index, piece in enumerate(self.pieces):
-            if piece.token is not None and piece.token.id in stop_ids and piece.start >= start:
-                return Turn(start, piece.start, index)
-        return Turn(start, len(self.text), len(self.pieces))
+        index = self._stop_after(start, stop_ids)
+        if index is None:
+            return Turn(start, len(self.text), len(self.pieces))
+        return Turn(start, self.pieces[index].start, index)
+
+    def _stop_after(self, start: int, stop_ids: Collection[int]) -> int | None:
+        """Index of the first structural stop token at or after a character."""
+        for index in self._tokens[bisect_left(self._starts, start) :]:
+            token = self.pieces[index].token
+            if token is not None and token.id in stop_ids:
+                return index
+        return None
 
     def _after_header(self, header: str, before: int) -> int | None:
         if not header:
-            return max((p.stop for p in self.pieces if p.token is not None and p.stop <= before), default=None)
+            at = bisect_left(self._starts, before)
+            stops = [self.pieces[i].stop for i in self._tokens[max(at - 2, 0) : at]]
+            return max((stop for stop in stops if stop <= before), default=None)
         at = self.text.rfind(header, 0, before)
         while at >= 0:
             if all(self.origins[i] == TEMPLATE for i in range(at, at + len(header))):

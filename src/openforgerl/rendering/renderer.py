@@ -53,6 +53,7 @@ class ChatRenderer:
         self._styles = {name: style_of(source) for name, source in templates.items()}
         self._special = {name: uniform(text, TEMPLATE) for name, text in special_tokens.items()}
         self._stop_ids = tuple(stop_ids)
+        self._restorers = {name: Restorer(codec, style, self._stop_ids) for name, style in self._styles.items()}
         parts: list[JsonValue] = [RULES, tokenizer_digest, dict(templates), dict(special_tokens), list(stop_ids)]
         self._digest = digest_json(parts)
 
@@ -82,8 +83,7 @@ class ChatRenderer:
         traced = self._templates[name].render(self._variables(conversation, kwargs, generate=True), clock)
         layout = Layout(self._codec, traced, lambda: _data_strings(conversation, kwargs))
         header = self._header(conversation, clock, kwargs, traced) if restored else ""
-        restorer = Restorer(self._codec, self._styles[name], self._stop_ids, _without_thought(header))
-        built = restorer.build(layout, restored)
+        built = self._restorers[name].build(layout, restored, _without_thought(header))
         return Prompt(
             ids=tuple(built.ids),
             origins=built.spans(),
@@ -137,7 +137,7 @@ class ChatRenderer:
         token = layout.pieces[turn.stop_piece].token if turn.stop_piece < len(layout.pieces) else None
         return (*ids, token.id if token is not None else self._stop_ids[0])
 
-    def encode_raw(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str) -> tuple[int, ...]:
         """Ids of text in which added tokens count, as a model would sample them (scripted raw answers)."""
         return self._codec.encode(text, first=False).ids
 

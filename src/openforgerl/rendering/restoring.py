@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 from openforgerl.conversation import same_message
 from openforgerl.rendering.hermes import AnswerGrammar, Style
@@ -24,7 +25,7 @@ from openforgerl.rendering.layout import Layout, Turn
 from openforgerl.rendering.parsing import IdParser, opens_thought
 from openforgerl.rendering.tokenizer import Encoded, TokenCodec
 from openforgerl.rendering.traced import TEMPLATE, UNKNOWN
-from openforgerl.types import CallStatus, FinishReason, Message, ModelCall, OriginSpan
+from openforgerl.types import CallStatus, FinishReason, ModelCall, OriginSpan
 
 _OPENING = re.compile(r"\s*(?:<think>\s*(?:</think>\s*)?)?")
 _TAIL_IDS = 64
@@ -76,29 +77,35 @@ class PromptIds:
 class Restorer:
     """Builds the ids of one rendering, restoring what may be restored."""
 
-    def __init__(self, codec: TokenCodec, style: Style, stop_ids: Collection[int], header: str) -> None:
-        """`header`: what the template writes before an assistant turn, without an opened thought."""
+    def __init__(self, codec: TokenCodec, style: Style, stop_ids: Collection[int]) -> None:
         self._codec = codec
         self._style = style
         self._stop_ids = stop_ids
-        self._header = header
+        # Every request asks again about every earlier turn; a pure question, so its answer may be kept.
+        self._same = lru_cache(maxsize=4096)(self._compare)
 
-    def build(self, layout: Layout, restored: Mapping[int, ModelCall]) -> PromptIds:
-        """The prompt's ids. `restored`: assistant message → the call whose answer it canonically equals."""
+    def build(self, layout: Layout, restored: Mapping[int, ModelCall], header: str) -> PromptIds:
+        """The prompt's ids. `restored`: assistant message → the call whose answer it canonically equals.
+
+        `header`: what the template writes before an assistant turn, without what opens a thought.
+        """
         built = PromptIds()
         at = 0
         for message in sorted(restored):
             call = restored[message]
-            turn = layout.turn(message, self._header, self._stop_ids) if may_restore(call) else None
+            turn = layout.turn(message, header, self._stop_ids) if may_restore(call) else None
             if turn is None or turn.start < _start(layout, at):
                 continue
-            if not self._keeps(layout.text[turn.start : turn.stop], call):
+            opening = self._opening(call.prompt.ids, header)
+            calls = self._style.calls and bool(call.conversation.tools)
+            style = Style(thinking=self._style.thinking, calls=calls)
+            if not self._same(layout.text[turn.start : turn.stop], call.sampled_ids, style, opens_thought(opening)):
                 continue
             at = self._advance(built, layout, at, turn.start)
-            header, origins = self._header_of(layout, at, turn, call)
-            if call.prompt.ids != (*built.ids, *header.ids):
+            before, origins = self._until(layout, at, turn, opening)
+            if call.prompt.ids != (*built.ids, *before.ids):
                 continue
-            built.encoded(header, origins)
+            built.encoded(before, origins)
             at = self._adopt(built, layout, turn, call)
         self._advance(built, layout, at, len(layout.text) + 1)
         return built
@@ -115,20 +122,20 @@ class Restorer:
             at += 1
         return at
 
-    def _header_of(self, layout: Layout, at: int, turn: Turn, call: ModelCall) -> tuple[Encoded, list[int]]:
-        """Ids and origins of the text from piece `at` to the turn, as it stood when `call` was sampled."""
+    def _until(self, layout: Layout, at: int, turn: Turn, opening: str) -> tuple[Encoded, list[int]]:
+        """Ids and origins of the text from piece `at` to the turn, with what opened the thought of its answer."""
         begin = min(_start(layout, at), turn.start)
         before = layout.text[begin : turn.start]
-        text = before + self.opening(call.prompt.ids)
+        text = before + opening
         encoded = self._codec.encode(text, [(len(before), len(text))], first=begin == 0)
-        return encoded, layout.origins[begin : turn.start] + [TEMPLATE] * (len(text) - len(before))
+        return encoded, layout.origins[begin : turn.start] + [TEMPLATE] * len(opening)
 
-    def opening(self, prompt_ids: Sequence[int]) -> str:
+    def _opening(self, prompt_ids: Sequence[int], header: str) -> str:
         """What stands after the header at the end of a prompt: nothing, an open thought, or a skipped one."""
-        if not self._header:
+        if not header:
             return ""
         tail = self._codec.decode(prompt_ids[-_TAIL_IDS:])
-        _, found, after = tail.rpartition(self._header)
+        _, found, after = tail.rpartition(header)
         return after if found and _OPENING.fullmatch(after) else ""
 
     def _adopt(self, built: PromptIds, layout: Layout, turn: Turn, call: ModelCall) -> int:
@@ -143,22 +150,14 @@ class Restorer:
         built.sampled(call.call_id, sampled)
         return turn.stop_piece
 
-    def _keeps(self, rendered: str, call: ModelCall) -> bool:
-        """Condition 2."""
-        style = self.style_for(call)
+    def _compare(self, rendered: str, sampled: tuple[int, ...], style: Style, thought_open: bool) -> bool:
+        """Condition 2: whether the template's text of a turn and the sampled ids are the same message."""
         grammar = AnswerGrammar(style, thought_open=False, seed="")
         grammar.write(rendered)
-        return same_message(grammar.end()[1], self._parsed(call, style))
-
-    def _parsed(self, call: ModelCall, style: Style) -> Message:
-        grammar = AnswerGrammar(style, thought_open=opens_thought(self.opening(call.prompt.ids)), seed="")
-        parser = IdParser(self._codec, self._stop_ids, grammar)
-        parser.feed(call.sampled_ids)
-        return parser.finish()[1]
-
-    def style_for(self, call: ModelCall) -> Style:
-        """The grammar of this call's answer."""
-        return Style(thinking=self._style.thinking, calls=self._style.calls and bool(call.conversation.tools))
+        _, shown = grammar.end()
+        parser = IdParser(self._codec, self._stop_ids, AnswerGrammar(style, thought_open=thought_open, seed=""))
+        parser.feed(sampled)
+        return same_message(shown, parser.finish()[1])
 
 
 def may_restore(call: ModelCall) -> bool:

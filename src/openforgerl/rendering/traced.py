@@ -267,7 +267,9 @@ def formatted(
     worst = least_trusted((pattern, *strings)) if simple else least_trusted((pattern, " ", *strings))
     total = sum(map(len, strings))
     pattern_runs = runs_of(pattern)
-    if not simple or total > len(_PLACEHOLDERS) or len(pattern_runs) > 1 or any(ord(c) in _PLACEHOLDERS for c in plain):
+    # Arguments are hidden whole, so only the pattern's own characters could be taken for placeholders.
+    clear = len(pattern_runs) <= 1 and not any(ord(char) in _PLACEHOLDERS for char in pattern)
+    if not simple or not clear or total > len(_PLACEHOLDERS):
         return uniform(plain, worst)
     shown: list[tuple[str, int]] = []
 
