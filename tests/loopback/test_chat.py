@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from openforgerl.proxy.samples import session_samples
 from openforgerl.rendering import ChatRenderer
-from openforgerl.types import CallStatus, FinishReason, Sampling, Source, ThreadRole
+from openforgerl.types import CallStatus, Chunk, FinishReason, Prompt, Sampling, Source, ThreadRole
 
 from .house import TOOLS, GatedEngine, ask, eventually, house, scripted
 
@@ -282,3 +284,23 @@ async def test_the_source_of_samples(
         await client.message(ask())
         samples = session_samples(home.proxy.sessions.get("s1").record, await home.calls())
     assert [sample.source for sample in samples.samples] == [source]
+
+
+class Reloading(GatedEngine):
+    """Its weights change from 3 to 4 after the second id."""
+
+    async def generate(
+        self, prompt: Prompt, sampling: Sampling, *, affinity: str, priority: int = 0, deadline: float | None = None
+    ) -> AsyncIterator[Chunk]:
+        async for chunk in super().generate(prompt, sampling, affinity=affinity):
+            yield msgspec.structs.replace(chunk, weights_version=3 if self.sampled <= 2 else 4)
+
+
+async def test_weights_that_change_mid_answer_are_recorded_per_token(tmp_path: Path, renderer: ChatRenderer) -> None:
+    engine = Reloading(renderer.encode("abcd<|im_end|>"), free=True)
+    count = len(engine.ids)
+    async with house(tmp_path, renderer, engine) as home:
+        await (await home.client()).message(ask())
+        (call,) = await home.calls()
+    assert call.weights_version == 3
+    assert [(span.start, span.stop, span.version) for span in call.weights_spans] == [(0, 2, 3), (2, count, 4)]

@@ -228,9 +228,12 @@ async def test_secrets_reach_no_log_and_no_record(
         stolen.headers = mine.headers
         await stolen.post(ask())
         await raw(home, b"GARBAGE\r\n" + request("/s/mine/v1/chat/completions", mine.session.key))
+        await raw(home, f"GET / HTTP/1.1\r\nHost: x\r\nAuthorization : Bearer {mine.session.key}\r\n\r\n".encode())
+        await raw(home, f"GET /{mine.session.key} HTTP/1.1 {mine.session.key}\r\n\r\n".encode())
         secrets = (mine.session.key, theirs.session.key, home.token)
     for secret in secrets:
         assert secret not in caplog.text
+    assert "Traceback" not in caplog.text
     for path in tmp_path.iterdir():
         if path.name != "control.token":
             data = path.read_bytes()

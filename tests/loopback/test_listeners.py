@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
 
@@ -50,6 +51,34 @@ async def test_closing_the_proxy_closes_handed_over_sockets(tmp_path: Path, rend
         for listener in listeners:
             await home.proxy.add_listener(listener)
     assert [listener.fileno() for listener in listeners] == [-1, -1, -1]
+
+
+async def test_connections_without_end_stay_bounded(tmp_path: Path, renderer: ChatRenderer) -> None:
+    """An agent that opens connections for ever keeps neither itself nor others out, once it lets go of some."""
+    async with house(
+        tmp_path, renderer, scripted(renderer, {"text": "a", "times": 0}), connections_per_listener=5
+    ) as home:
+        client = await home.client()
+        greedy, modest = listening(), listening()
+        await home.proxy.add_listener(greedy)
+        await home.proxy.add_listener(modest)
+        port = greedy.getsockname()[1]
+        kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await asyncio.wait_for(reader.read(), 5) == b""  # closed at once
+            writer.close()
+        beside = Client(home.http, client.session)
+        beside.url = f"http://127.0.0.1:{modest.getsockname()[1]}/s/s1/v1/chat/completions"
+        assert (await beside.message(ask()))["content"] == "a"
+        kept.pop()[1].close()
+        await asyncio.sleep(0.05)
+        beside.url = f"http://127.0.0.1:{port}/s/s1/v1/chat/completions"
+        assert (await beside.message(ask()))["content"] == "a"
+        await home.proxy.remove_listener(greedy)
+        for reader, writer in kept:
+            assert await asyncio.wait_for(reader.read(), 5) == b""  # gone with its listener
+            writer.close()
 
 
 async def test_a_proxy_that_is_not_started_takes_no_sockets(tmp_path: Path, renderer: ChatRenderer) -> None:

@@ -77,6 +77,9 @@ async def shaped_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         return response
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.path)
+        return error_response(_CHAT, WireError(500, "internal_error", "the proxy failed; its log says why"))
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -97,7 +100,7 @@ async def answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
     arrival = Arrival(request=parsed, headers=recorded_headers(request), received=received)
     outlet = HttpOutlet(request, dialect, gateway.options)
     exchange = Exchange(gateway, session, dialect, arrival, outlet)
-    task = asyncio.create_task(exchange.run())
+    task = session.spawn(exchange.run())
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:

@@ -189,7 +189,7 @@ class Exchange:
             kwargs=record.template_kwargs,
         )
         left = engine.context_length - len(prompt.ids)
-        applied = _applied(record.sampling, request, left, session.tokens_left)
+        applied = _applied(record.sampling, request, left, session.tokens_left, index)
         unlisted = tuple(f"unlisted field {name}" for name in request.unlisted)
         call = ModelCall(
             call_id=self.call_id,
@@ -236,7 +236,7 @@ class Exchange:
         """Take in a chunk; the finish reason when the answer ends with it, whoever ends it."""
         self._show(parser.feed(chunk.ids))
         if chunk.finish is FinishReason.ABORTED:
-            self.abort(Ended.DEADLINE)
+            self.stopped_by = self.stopped_by or Ended.DEADLINE
             raise _Stopped
         if chunk.finish is FinishReason.ERROR:
             raise EngineError("the engine reported an error without a reason")
@@ -371,11 +371,16 @@ class _Closing(Protocol):
     async def aclose(self) -> None: ...
 
 
-def _applied(session: Sampling, request: Request, context_left: int, tokens_left: int | None) -> Sampling:
-    """The session's sampling, the request's stop strings, and the smallest of all bounds on tokens."""
+def _applied(session: Sampling, request: Request, context_left: int, tokens_left: int | None, index: int) -> Sampling:
+    """The session's sampling, the request's stop strings, and the smallest of all bounds on tokens.
+
+    Every call of a seeded session has a seed of its own: with one and the same, all turns of an attempt would
+    draw the same random numbers, and the attempt would not be a sample of the policy.
+    """
+    seed = None if session.seed is None else (session.seed + 0x9E3779B1 * index) & 0x7FFFFFFF
     bounds = (request.max_tokens, session.max_tokens, context_left, tokens_left)
     most = max(1, min(bound for bound in bounds if bound is not None))
-    return msgspec.structs.replace(session, max_tokens=most, stop=request.stop)
+    return msgspec.structs.replace(session, max_tokens=most, stop=request.stop, seed=seed)
 
 
 def _closed(why: Ended) -> WireError:

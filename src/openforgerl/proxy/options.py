@@ -26,6 +26,8 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Largest request body in MiB; a larger one gets 413."""
     header_limit_kb: int = 16
     """Longest request line, and longest single header, in KiB."""
+    connections_per_listener: int = 128
+    """Most connections at once through one socket that a sandbox handed over; the data port itself has no bound."""
     keep_alive_s: float = 15.0
     """Silence in a stream after which a comment is sent, so that no client gives up on a slow model."""
     read_timeout_s: float = 60.0
@@ -44,6 +46,7 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in (
             "body_limit_mb",
             "header_limit_kb",
+            "connections_per_listener",
             "keep_alive_s",
             "read_timeout_s",
             "write_timeout_s",

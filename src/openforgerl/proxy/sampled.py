@@ -16,7 +16,8 @@ class SampledTokens:
         self.ids: list[int] = []
         self._logprobs: list[float] = []
         self._sampling_logprobs: list[float] = []
-        self._versions: list[WeightsSpan] = []
+        self._versions: list[tuple[int, int]] = []
+        """Where each run of one weights version starts, and that version."""
         self._first_token: float | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -25,19 +26,25 @@ class SampledTokens:
             return
         if self._first_token is None:
             self._first_token = time.time()
-        start = len(self.ids)
+        if not self._versions or self._versions[-1][1] != chunk.weights_version:
+            self._versions.append((len(self.ids), chunk.weights_version))
         self.ids += chunk.ids
         self._logprobs += chunk.logprobs or ()
         self._sampling_logprobs += chunk.sampling_logprobs or ()
-        if self._versions and self._versions[-1].version == chunk.weights_version:
-            self._versions[-1] = msgspec.structs.replace(self._versions[-1], stop=len(self.ids))
-        else:
-            self._versions.append(WeightsSpan(start=start, stop=len(self.ids), version=chunk.weights_version))
 
     def onto(self, call: ModelCall, *, status: CallStatus, finish: FinishReason) -> ModelCall:
         """`call` as it ended, at this moment."""
         whole = len(self._logprobs) == len(self.ids)
-        under_one = all(span.version == call.weights_version for span in self._versions)
+        stops = [start for start, _ in self._versions[1:]] + [len(self.ids)]
+        spans = (
+            tuple(
+                WeightsSpan(start=start, stop=stop, version=version)
+                for (start, version), stop in zip(self._versions, stops, strict=True)
+            )
+            if self.ids
+            else ()
+        )
+        under_one = all(span.version == call.weights_version for span in spans)
         return msgspec.structs.replace(
             call,
             status=status,
@@ -46,7 +53,7 @@ class SampledTokens:
             sampling_logprobs=(
                 tuple(self._sampling_logprobs) if self.ids and len(self._sampling_logprobs) == len(self.ids) else None
             ),
-            weights_spans=() if under_one else tuple(self._versions),
+            weights_spans=() if under_one else spans,
             finish_reason=finish,
             timing=msgspec.structs.replace(call.timing, first_token=self._first_token, finished=time.time()),
         )

@@ -8,6 +8,7 @@ import socket
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from aiohttp import web
 
@@ -16,11 +17,24 @@ from openforgerl.protocols import InferenceEngine, Renderer
 from openforgerl.proxy.control_app import control_app
 from openforgerl.proxy.data_app import UNLISTED, data_app
 from openforgerl.proxy.exchange import Gateway
+from openforgerl.proxy.listening import BoundedListener
 from openforgerl.proxy.options import ProxyOptions
 from openforgerl.proxy.sessions import CallLog, SessionRegistry
 from openforgerl.proxy.tokens import control_token
 
 logger = logging.getLogger(__name__)
+
+
+class _HttpLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp has to say about requests that are no HTTP: at most INFO, and without the error itself.
+
+    Its text quotes the bytes that could not be read, and a credential may be among them; nor may an agent fill
+    our log with stack traces. Failures of our own handlers are logged by the handlers.
+    """
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """One line."""
+        super().log(min(level, logging.INFO), msg, *args)
 
 
 class ProxyServer:
@@ -40,7 +54,7 @@ class ProxyServer:
         )
         self._data: web.AppRunner | None = None
         self._control: web.AppRunner | None = None
-        self._listeners: dict[socket.socket, web.SockSite] = {}
+        self._listeners: dict[socket.socket, BoundedListener] = {}
 
     async def __aenter__(self) -> ProxyServer:
         await self.start()
@@ -79,11 +93,13 @@ class ProxyServer:
     async def close(self) -> None:
         """Stop every call, see that it is recorded, tell its client, and stop listening. Idempotent."""
         data, control, self._data, self._control = self._data, self._control, None, None
-        self._listeners.clear()
         for runner in (data, control):
             for site in list(runner.sites) if runner is not None else ():
                 await site.stop()
         await self.sessions.shut_down()
+        for bounded in self._listeners.values():
+            bounded.stop()
+        self._listeners.clear()
         for runner in (data, control):
             if runner is not None:
                 await runner.cleanup()
@@ -96,17 +112,17 @@ class ProxyServer:
 
         The socket is the proxy's from now on: `remove_listener`, or closing the proxy, closes it.
         """
-        if self._data is None:
+        if self._data is None or self._data.server is None:
             raise ConfigError("the proxy is not started; start it before adding listeners")
-        site = web.SockSite(self._data, listener)
-        await site.start()
-        self._listeners[listener] = site
+        bounded = BoundedListener(self._data.server, listener, self.options.connections_per_listener)
+        await bounded.start()
+        self._listeners[listener] = bounded
 
     async def remove_listener(self, listener: socket.socket) -> None:
-        """Stop serving an added socket and close it; nothing when it is not (or no longer) served."""
-        site = self._listeners.pop(listener, None)
-        if site is not None:
-            await site.stop()
+        """Close an added socket and what came through it; nothing when it is not (or no longer) served."""
+        bounded = self._listeners.pop(listener, None)
+        if bounded is not None:
+            bounded.stop()
 
     @property
     def data_address(self) -> tuple[str, int]:
@@ -131,6 +147,7 @@ class ProxyServer:
         runner = web.AppRunner(
             app,
             access_log=None,
+            logger=_HttpLog(logger),
             handler_cancellation=True,
             auto_decompress=False,  # a compressed body is refused, so that none can blow up in memory
             keepalive_timeout=options.idle_timeout_s,

@@ -9,9 +9,9 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -72,6 +72,7 @@ class LiveSession:
         self._known = {call.call_id: _light(call) for call in calls}
         self._places = asyncio.Semaphore(record.limits.concurrent)
         self._running: set[Running] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -116,6 +117,13 @@ class LiveSession:
         """Raise 403 `session_limit` when the session's tokens are used up."""
         if self.tokens_left is not None and self.tokens_left <= 0:
             raise _over("sampled_tokens", f"{self.record.limits.sampled_tokens} sampled tokens")
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a call on its own: it outlives the handler of a client that left, until it is recorded."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop itself holds tasks only weakly
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     @asynccontextmanager
     async def enrolled(self, call: Running) -> AsyncGenerator[None]:
