@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import signal
 import statistics
+import subprocess
+import sys
+import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -296,6 +301,52 @@ async def test_cancelling_waits_for_the_update(tmp_path: Path, make_model: MakeM
     with pytest.raises(asyncio.CancelledError):
         await task
     assert finished == [1]
+
+
+CHILD = """
+import asyncio, runpy, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+tests = Path(sys.argv[1])
+run = runpy.run_path(str(tests / "test_grpo.py"))["Run"]
+model = runpy.run_path(str(tests / "conftest.py"))["tiny_qwen3"]
+asyncio.run(run(Path(sys.argv[2]), model)())
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_and_run_again_is_the_same_run(tmp_path: Path, make_model: MakeModel) -> None:
+    """Real processes, killed at seeded moments after their first checkpoint write, until one finishes."""
+    asyncio.run(Run(tmp_path / "straight", make_model)())
+    rng = random.Random(7)
+    directory = tmp_path / "killed"
+    killed = 0
+    while True:
+        child = subprocess.Popen([sys.executable, "-c", CHILD, str(Path(__file__).parent), str(directory)])
+        if killed < 2:
+            place = directory / "checkpoints" / "rl"
+            before = set(place.iterdir()) if place.exists() else set()
+            while child.poll() is None and not (place.exists() and set(place.iterdir()) - before):
+                time.sleep(0.01)
+            time.sleep(rng.random() * 0.3)
+            child.kill()
+            killed += child.wait() == -signal.SIGKILL
+        if child.wait() == 0:
+            break
+        assert child.returncode == -signal.SIGKILL
+    assert killed
+    assert final_weights(directory) == final_weights(tmp_path / "straight")
+
+    async def recorded() -> list[str]:
+        reader = Database.read_only(directory / "run.sqlite")
+        steps = await RunStore(reader).steps("rl")
+        await reader.close()
+        assert [record.step for record in steps] == [1, 2, 3, 4]
+        return [attempt for record in steps for attempt in record.attempt_ids]
+
+    trained = asyncio.run(recorded())
+    assert len(trained) == len(set(trained)) == 48
 
 
 def member(

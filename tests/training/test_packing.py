@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from openforgerl.errors import InputError
+from openforgerl.training import learner as learner_module
 from openforgerl.training.learner import Learner
 from openforgerl.training.objectives import ClippedPolicy, Likelihood
 from openforgerl.training.options import LearnerOptions
-from openforgerl.training.packing import Row, Segment, common_length, pack, plan_micro_batches, row_of
+from openforgerl.training.packing import Pack, Row, Segment, common_length, pack, plan_micro_batches, row_of
 from openforgerl.training.prefix_attention import tree_attention, tree_mask
 from openforgerl.types import PlacedImage, Sample
 
@@ -248,6 +250,49 @@ def test_packed_equals_rows_for_random_trees(
     got = Learner(make_model(seed), options).gradients(samples, ClippedPolicy())
     for name, want in expected.items():
         torch.testing.assert_close(got[name], want, atol=1e-5, rtol=1e-5)
+
+
+def shift_predictions(made: Pack) -> Pack:
+    return replace(made, at_L=(made.at_L - 1).clamp(min=0))
+
+
+def restart_positions(made: Pack) -> Pack:
+    first = made.segments[1].start
+    return replace(made, position_N=torch.cat([made.position_N[:first], made.position_N[first:] - 1]))
+
+
+def hide_an_ancestor(made: Pack) -> Pack:
+    root = made.segments[0]
+    return replace(made, segments=(replace(root, end=root.stop), *made.segments[1:]))
+
+
+def leak_into_a_neighbour(made: Pack) -> Pack:
+    inner = next(index for index, segment in enumerate(made.segments[1:], 1) if segment.end < len(made.ids_N))
+    longer = replace(made.segments[inner], end=made.segments[inner].end + 1)
+    return replace(made, segments=(*made.segments[:inner], longer, *made.segments[inner + 1 :]))
+
+
+def swap_two_ids(made: Pack) -> Pack:
+    ids = made.ids_N.clone()
+    ids[[1, 2]] = ids[[2, 1]]
+    return replace(made, ids_N=ids)
+
+
+@pytest.mark.parametrize(
+    "fault", [shift_predictions, restart_positions, hide_an_ancestor, leak_into_a_neighbour, swap_two_ids]
+)
+def test_a_planted_fault_is_seen(
+    make_model: Callable[..., torch.nn.Module],
+    make_sample: Callable[..., Sample],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Pack], Pack],
+) -> None:
+    """The comparison with row-by-row gradients is sharp enough to catch each way of packing wrongly."""
+    samples = random_samples(make_sample, seed=1, prefix=20, rows=8)
+    expected = plain_gradients(make_model(3), samples, "likelihood")
+    monkeypatch.setattr(learner_module, "pack", lambda *args, **kwargs: fault(pack(*args, **kwargs)))
+    got = Learner(make_model(3), LearnerOptions(min_shared_tokens=3)).gradients(samples, Likelihood())
+    assert max(float((got[name] - want).abs().max()) for name, want in expected.items()) > 1e-3
 
 
 def test_another_architecture_trains_packed(make_sample: Callable[..., Sample]) -> None:

@@ -45,7 +45,7 @@ def data(make_sample: MakeSample) -> tuple[list[Sample], list[Sample]]:
 
 
 def train(make_model: MakeModel, data: tuple[list[Sample], list[Sample]], directory: Path, **more: Any) -> SftResult:
-    learner = Learner(make_model(), OPTIONS.learner, planned_steps=OPTIONS.steps)
+    learner = Learner(make_model(), OPTIONS.learner)
     return train_sft(learner, *data, OPTIONS, directory=directory, **more)
 
 
@@ -60,6 +60,8 @@ def test_it_learns_and_keeps_best_and_last(
     result = train(make_model, data, tmp_path, on_step=lambda *step: seen.append(step))
     assert [point.step for point in result.curve] == [0, 3, 6, 9, 11]
     assert result.curve[-1].loss < 0.7 * result.curve[0].loss
+    # warmup over 2 steps, then constant to half of the 11, then linear down to 0.05 of 5e-3
+    assert [seen[index][0].learning_rate for index in (0, 1, 10)] == pytest.approx([2.5e-3, 5e-3, 2.5e-4])
     assert all(point.tokens == 9 for point in result.curve)
     assert [metrics.update for metrics, _ in seen] == list(range(1, 12))
     assert [point.step for _, point in seen if point is not None] == [3, 6, 9, 11]

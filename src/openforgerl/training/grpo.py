@@ -95,6 +95,7 @@ class GrpoLoop:
         `on_step` is called after each recorded step and may raise to stop. Raises TrainingError when a checkpoint
         is damaged, an update is not finite or a whole step gave no group; run again to resume.
         """
+        self.learner.planned_steps = self.options.steps * self.options.updates_per_step
         done, checkpoint = await self._resume()
         await self._publish(checkpoint, done)
         for step in range(done + 1, self.options.steps + 1):

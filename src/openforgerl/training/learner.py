@@ -61,7 +61,8 @@ class Learner:
         device: torch.device | str = "cpu",
     ) -> None:
         """`model`: a model, or a directory in Hugging Face's layout (read in fp32). `planned_steps`: length of the
-        run in optimizer updates, for a decaying learning rate. Raises InputError when attention can't be packed."""
+        run in optimizer updates, for a decaying learning rate; `train_sft` and `GrpoLoop` set it themselves. Raises
+        InputError when the directory holds no model, or its attention cannot be packed."""
         self.options = options
         self.planned_steps = planned_steps
         self.device = torch.device(device)

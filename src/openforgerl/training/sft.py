@@ -64,13 +64,14 @@ def train_sft(
     """Train from the learner's weights, or go on from the latest checkpoint in `directory` when `resume`.
 
     An interrupted and resumed run ends in the same weights, bit by bit, as an uninterrupted one (same machine and
-    thread count). `learner` is made with `planned_steps=options.steps`; `companions` as in `save_checkpoint`.
-    Without `resume`, checkpoints that are there are removed. Raises InputError when there is nothing to train or
-    validate on, or when the directory belongs to other data or options; TrainingError for a damaged checkpoint.
+    thread count). `learner` is made with `options.learner`; `companions` as in `save_checkpoint`. Without `resume`,
+    checkpoints that are there are removed. Raises InputError when there is nothing to train or validate on, or when
+    the directory belongs to other data or options; TrainingError for a damaged checkpoint.
     """
     rows = sorted((sample for sample in train if sample.trained_tokens), key=lambda sample: sample.sample_id)
     if not rows:
         raise InputError("nothing to train: no sample has a trained token")
+    learner.planned_steps = options.steps
     digest = _digest(rows, validation, options)
     curve: list[ValidationPoint] = []
     if resume and list_checkpoints(directory):
