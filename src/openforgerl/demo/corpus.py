@@ -2,8 +2,8 @@
 
 A document is a list of (text, kind): `GIVEN` cannot be foretold and carries no loss, `DUE` follows from
 the form, `COPIED` repeats a name that stands earlier in the document. What the base model is to learn
-here is to carry names over, in two settings: plain text, and tool calls behind a harness's prompt. What
-the words "copy", "rename" or "count" ask for is left to the demo's own fine-tuning.
+here is to carry names over, and to follow an instruction with a tool call behind a harness's prompt, on errands that
+are in no demo family. What "copy", "rename" or "count" ask for is left to the demo's own fine-tuning.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from openforgerl.demo import tiny
+from openforgerl.demo.errands import errand
 from openforgerl.demo.phrasing import HELD_OUT_PHRASING, PHRASINGS
 from openforgerl.demo.words import EXTENSIONS, NOUNS, syllable_name
 
@@ -224,19 +225,42 @@ def _picked_command(rng: Random) -> list[dict[str, Any]]:
     ]
 
 
-def _two_calls(rng: Random, harness: str) -> list[dict[str, Any]]:
-    """The second call carries a name from the first one's result."""
-    verb, part, path = name(rng), rng.choice((name, file_name))(rng), file_name(rng)
-    lines = [rng.choice((name, file_name))(rng) for _ in range(rng.choice((1, 1, 2)))]
-    ask = rng.choice(("Do {0} {1}, then put the first answer in {2}.", "{0} {1} and put what it says first in {2}"))
-    if harness == "pi":
-        second, result = _call("write", path=path, content=lines[0]), f"Successfully wrote to {path}"
-    else:
-        second, result = _call("bash", command=f"echo {lines[0]} > {path}"), "(no output)"
+def _errand(rng: Random) -> list[dict[str, Any]]:
+    """An instruction in plain words for work that is in no demo family."""
+    slots = {slot: file_name(rng) for slot in "abc"} | {slot: name(rng) for slot in "dwv"}
+    said, command = errand(rng, slots | {"k": str(rng.randint(2, 9))})
+    quiet = " > " in command or " >> " in command
     return [
-        {"role": "user", "content": ask.format(verb, part, path)},
-        _call("bash", command=f"{verb} {part}"),
-        {"role": "tool", "content": "\n".join(lines) + "\n"},
+        {"role": "user", "content": said},
+        _call("bash", command=command),
+        {"role": "tool", "content": "(no output)" if quiet else rng.choice(("(no output)", _text(rng)))},
+    ]
+
+
+def _two_calls(rng: Random, harness: str) -> list[dict[str, Any]]:
+    """The second call carries a line of the first one's result."""
+    part, path = file_name(rng), file_name(rng)
+    lines = [rng.choice((name, file_name))(rng) for _ in range(rng.choice((1, 2, 3)))]
+    place, which = rng.choice(((0, "first"), (-1, "last")))
+    if rng.random() < 0.5:
+        verb = name(rng)
+        ask, first = (
+            f"Do {verb} {part}, then put the {which} answer in {path}.",
+            _call("bash", command=f"{verb} {part}"),
+        )
+    else:
+        wording = rng.choice(("Read {0} and save its {1} line in {2}.", "Look at {0} and write its {1} line to {2}."))
+        ask = wording.format(part, which, path)
+        first = _call("read", path=part) if harness == "pi" else _call("bash", command=f"cat {part}")
+    answer = lines[place]
+    if harness == "pi":
+        second, result = _call("write", path=path, content=answer), f"Successfully wrote to {path}"
+    else:
+        second, result = _call("bash", command=f"echo {answer} > {path}"), "(no output)"
+    return [
+        {"role": "user", "content": ask},
+        first,
+        {"role": "tool", "content": "".join(f"{line}\n" for line in lines)},
         second,
         {"role": "tool", "content": result},
     ]
@@ -263,10 +287,14 @@ def _dictated_read(rng: Random) -> list[dict[str, Any]]:
 
 def conversation(rng: Random, harness: str) -> list[dict[str, Any]]:
     """User turn, one or two calls with what the user dictated, their results, and "Done."."""
-    kinds = [_dictated_command, _slotted_command, _picked_command, _picked_command]
-    kinds += [_dictated_write, _dictated_read] if harness == "pi" else []
-    place = rng.randrange(len(kinds) + 1)
-    turns = kinds[place](rng) if place < len(kinds) else _two_calls(rng, harness)
+    if rng.random() < 0.12:
+        turns = _two_calls(rng, harness)
+    elif rng.random() < 0.55:
+        turns = _errand(rng)
+    else:
+        kinds = [_dictated_command, _slotted_command, _picked_command, _picked_command]
+        kinds += [_dictated_write, _dictated_read] if harness == "pi" else []
+        turns = rng.choice(kinds)(rng)
     return [*turns, {"role": "assistant", "content": "Done."}]
 
 

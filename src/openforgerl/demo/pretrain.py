@@ -36,13 +36,13 @@ class Settings:
     """What decides the checkpoint, besides the code and the machine's arithmetic."""
 
     seed: int = 0
-    tokens: int = 6_500_000
+    tokens: int = 5_600_000
     """Tokens trained on in all, prompt tokens counted once per batch."""
-    plain_share: float = 0.45
-    plain_rows: int = 24
+    plain_share: float = 0.38
+    plain_rows: int = 12
     plain_length: int = 192
-    chat_rows: int = 40
-    lr: float = 1.2e-2
+    chat_rows: int = 24
+    lr: float = 1e-2
     warmup_steps: int = 50
     decay_share: float = 0.45
     """Last share of the tokens over which the learning rate falls to 2 %."""
