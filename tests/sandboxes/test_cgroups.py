@@ -26,7 +26,7 @@ def test_version_2_has_one_folder(tmp_path):
     (tmp_path / "one/memory.swap.max").touch()  # there where the kernel has swap accounting
     group.make(LIMITS)
     group.add(77)
-    expected = {"memory.max": "3145728", "memory.swap.max": "0", "pids.max": "21", "cgroup.procs": "77"}
+    expected = {"memory.max": "3145728", "memory.swap.max": "0", "pids.max": "5", "cgroup.procs": "77"}
     assert content(tmp_path / "one") == expected
     (tmp_path / "one/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 2\noom_group_kill 0\n")
     assert group.oom_kills() == 2
@@ -39,7 +39,7 @@ def test_version_1_has_one_for_each_controller(tmp_path):
     group.make(LIMITS)
     group.add(77)
     assert content(tmp_path / "m/one") == {"memory.limit_in_bytes": "3145728", "cgroup.procs": "77"}
-    assert content(tmp_path / "p/one") == {"pids.max": "21", "cgroup.procs": "77"}
+    assert content(tmp_path / "p/one") == {"pids.max": "5", "cgroup.procs": "77"}
     (tmp_path / "m/one/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     assert group.oom_kills() == 3
 

@@ -13,9 +13,6 @@ import msgspec
 
 from openforgerl.types import SandboxLimits
 
-INIT_HEADROOM = 16
-"""Processes above the agent's own limit, so that our init can always fork."""
-
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):
     """Where groups can be made. In version 2 both directories are the same."""
@@ -90,12 +87,13 @@ class Group:
             if (self.memory / swap[0]).exists():
                 (self.memory / swap[0]).write_text(swap[1])
         if self.processes is not None and processes:
-            (self.processes / "pids.max").write_text(str(limits.processes + INIT_HEADROOM))
+            (self.processes / "pids.max").write_text(str(limits.processes))
 
     def add(self, pid: int) -> None:
-        """Move a single-threaded process in; its later children follow."""
+        """Move a single-threaded process in; its later children follow. One that has ended is no error."""
         for path in self.directories:
-            (path / "cgroup.procs").write_text(str(pid))
+            with contextlib.suppress(ProcessLookupError):
+                (path / "cgroup.procs").write_text(str(pid))
 
     def oom_kills(self) -> int:
         """How many processes the memory limit has killed in it."""

@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -46,14 +46,27 @@ class Channel:
         reader, writer = await asyncio.open_unix_connection(sock=end)
         return cls(reader, writer)
 
-    async def call(self, op: str, header: dict[str, JsonValue], payload: bytes = b"") -> tuple[Header, bytes]:
-        """Send a command; its last frame with all payloads joined. Raises Gone, or what the answer says."""
+    async def call(
+        self,
+        op: str,
+        header: dict[str, JsonValue],
+        payload: bytes = b"",
+        *,
+        started: Callable[[int], None] | None = None,
+    ) -> tuple[Header, bytes]:
+        """Send a command; its last frame with all payloads joined. Raises Gone, or what the answer says.
+
+        `started` (`exec` only) gets the pid inside of the forked process, which goes on when it has returned.
+        """
         data: list[bytes] = []
         last: Header = {}
         async with aclosing(self.stream(op, header, payload)) as frames:
             async for frame, piece in frames:
                 last = frame
                 data.append(piece)
+                if started is not None and "started" in frame:
+                    started(int(frame["started"]))
+                    await self._send({"op": "go", "id": 0, "target": frame["id"]}, b"")
         return last, b"".join(data)
 
     async def stream(

@@ -99,8 +99,6 @@ class ProcessSandboxes:
             ref.save(self._state)
             if group is not None:
                 group.make(spec.limits, memory=guards.memory_limit, processes=guards.process_limit)
-                for pid in pids:
-                    group.add(pid)
             sandbox = ProcessSandbox(spec, ref, launched, group, self._options, guards, self._state)
             await sandbox.begin(watched)
         except BaseException:

@@ -107,3 +107,17 @@ def members(namespace: int) -> list[int]:
             if inode == namespace and start_time(int(name)) is not None:
                 found.append(int(name))
     return found
+
+
+def child_with(parent: int, inside: int) -> int:
+    """Host pid of the child of `parent` whose pid in its own, innermost namespace is `inside`.
+
+    Raises ProcessLookupError when there is none.
+    """
+    for name in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            status = Path(f"/proc/{name}/status").read_text(errors="replace")
+            numbers = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+            if int(numbers.split()[-1]) == inside:
+                return int(name)
+    raise ProcessLookupError(f"no child of process {parent} has the pid {inside} inside")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from openforgerl.errors import InputError, StageError
 from openforgerl.sandboxes.bubblewrap import AGENT_PATH, AGENT_UID, writable_directories
-from openforgerl.sandboxes.cgroups import INIT_HEADROOM, Group
+from openforgerl.sandboxes.cgroups import Group
 from openforgerl.sandboxes.channel import MOST_STDIN, Channel, Gone
 from openforgerl.sandboxes.forward import Forwarder
 from openforgerl.sandboxes.guards import Guards
 from openforgerl.sandboxes.launch import Launched
 from openforgerl.sandboxes.options import SandboxOptions
-from openforgerl.sandboxes.refs import BACKEND, ProcessRef, members, reap
+from openforgerl.sandboxes.refs import BACKEND, ProcessRef, child_with, members, reap
 from openforgerl.sandboxes.transfer import Tree, pieces, walk
 from openforgerl.types import Exit, JsonValue, Origin, SandboxLimits, SandboxRef, SandboxSpec, Stage
 
@@ -109,13 +109,9 @@ class ProcessSandbox:
             "cwd": self._spec.workdir,
             "timeout": timeout,
             "output_limit": output_limit,
+            "gate": self._group is not None,
         }
-        try:
-            answer, output = await self._call("exec", header, stdin, timeout=timeout + _ANSWER_GRACE)
-        except StageError as error:
-            if error.kind == "out_of_memory":
-                return Exit(code=None, signal=9, oom=True)
-            raise
+        answer, output = await self._call("exec", header, stdin, timeout=timeout + _ANSWER_GRACE, started=self._admit)
         return Exit(
             code=answer["code"],
             signal=answer["signal"],
@@ -224,12 +220,18 @@ class ProcessSandbox:
         self._report = _describe(self._launched, limits, self._group, watched, guards)
 
     async def _call(
-        self, op: str, header: dict[str, JsonValue], payload: bytes = b"", *, timeout: float = 60.0
+        self,
+        op: str,
+        header: dict[str, JsonValue],
+        payload: bytes = b"",
+        *,
+        timeout: float = 60.0,
+        started: Callable[[int], None] | None = None,
     ) -> tuple[dict[str, Any], bytes]:
         """One command with a deadline of ours: an init that does not answer ends the sandbox."""
         try:
             async with asyncio.timeout(timeout):
-                return await self._live().call(op, header, payload)
+                return await self._live().call(op, header, payload, started=started)
         except Gone:
             raise await self._died() from None
         except TimeoutError as error:
@@ -248,18 +250,11 @@ class ProcessSandbox:
         return self._channel
 
     async def _died(self) -> StageError:
-        """What to say when init is gone though nobody closed it.
-
-        The memory limit can take init only when the agent arranged for it (see the decision note): that is the
-        policy's failure, or an agent could have every attempt it dislikes repeated.
-        """
+        """What to say when init is gone though nobody closed it."""
         process = self._launched.process
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 await process.wait()
-        if self._oom_kills() > 0:
-            text = "the memory limit killed the sandbox's init: the agent made itself a smaller victim"
-            return StageError(Stage.SANDBOX, "out_of_memory", text, origin=Origin.POLICY, retryable=False)
         return StageError(
             Stage.SANDBOX,
             "sandbox_died",
@@ -267,6 +262,15 @@ class ProcessSandbox:
             origin=Origin.INFRASTRUCTURE,
             retryable=True,
         )
+
+    def _admit(self, pid: int) -> None:
+        """Put a program that init has forked, and that waits, into the group. Init itself stays outside.
+
+        Were it inside, an agent of many small processes could have the kernel choose init when memory runs out.
+        """
+        if self._group is not None:
+            with contextlib.suppress(ProcessLookupError):  # killed while it waited
+                self._group.add(child_with(self._launched.init_pid, pid))
 
     def _oom_kills(self) -> int:
         return self._group.oom_kills() if self._group is not None and self._closing is None else 0
@@ -300,7 +304,7 @@ def _describe(
     )
     pids = f"RLIMIT_NPROC {limits.processes}" if guards.process_limit else "none"
     if group is not None and group.processes is not None and guards.process_limit:
-        pids += f", cgroup v{group.version} {limits.processes + INIT_HEADROOM} with init"
+        pids += f", cgroup v{group.version} {limits.processes}"
     if not guards.memory_limit:
         memory = "none"
     elif watched or group is None:

@@ -99,9 +99,18 @@ class Init:
         job = Job(header, payload)
         job.spawn(header, self.settings)
         self.jobs[job.pid] = job
+        if job.gate != -1:
+            self.control.send({"id": job.id, "started": job.pid})
         for fd in job.outputs:
             self.poll.register(fd, select.POLLIN)
         self.poll.register(job.input, select.POLLOUT)
+
+    def do_go(self, header: Header, payload: bytes) -> None:
+        """The host has put the forked process where it is counted: let it become the program."""
+        del payload
+        for job in self.jobs.values():
+            if job.id == header["target"]:
+                job.open_gate(b"!")
 
     def do_cancel(self, header: Header, payload: bytes) -> None:
         del payload
@@ -194,6 +203,7 @@ class Init:
             tails.append(bytes(job.outputs[fd][-job.limit :]) if job.limit else b"")
         if job.input != -1:
             self.forget(job.input)
+        job.open_gate(b"")
         signaled = os.WIFSIGNALED(status)
         header = {
             "id": job.id,

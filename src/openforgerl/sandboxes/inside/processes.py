@@ -66,6 +66,7 @@ class Job:
         self.oom = False
         self.timed_out = False
         self.input = -1
+        self.gate = -1
         self.outputs: dict[int, bytearray] = {}
 
     def spawn(self, header: Header, settings: Header) -> None:
@@ -74,17 +75,22 @@ class Job:
         child_in, self.input = os.pipe()
         out, child_out = os.pipe()
         err, child_err = os.pipe()
+        child_gate, self.gate = os.pipe() if header["gate"] else (-1, -1)
         self.outputs = {out: bytearray(), err: bytearray()}
         try:
             self.pid = os.fork()
         except OSError:
-            for fd in (child_in, self.input, out, child_out, err, child_err):
+            for fd in {child_in, self.input, out, child_out, err, child_err, child_gate, self.gate} - {-1}:
                 os.close(fd)
             raise
         if self.pid == 0:
             try:
                 for number, fd in enumerate((child_in, child_out, child_err)):
                     os.dup2(fd, number)
+                if child_gate != -1:
+                    os.close(self.gate)
+                    if os.read(child_gate, 1) != b"!":
+                        os._exit(125)
                 become_agent(header, settings)
             except OSError as error:
                 os.write(2, f"{header['argv'][0]}: {error.strerror}\n".encode())
@@ -92,10 +98,17 @@ class Job:
             except BaseException as error:  # noqa: BLE001 - a forked child must never return into init's loop
                 os.write(2, f"sandbox init: {error!r}\n".encode())
                 os._exit(125)
-        for fd in (child_in, child_out, child_err):
+        for fd in {child_in, child_out, child_err, child_gate} - {-1}:
             os.close(fd)
         for fd in (self.input, out, err):
             os.set_blocking(fd, False)
+
+    def open_gate(self, word: bytes) -> None:
+        """Let the forked process go on (`!`) or end; idempotent."""
+        if self.gate != -1:
+            os.write(self.gate, word)
+            os.close(self.gate)
+            self.gate = -1
 
     def feed(self) -> None:
         """Write what fits of standard input; close it at its end."""
@@ -135,7 +148,7 @@ def become_agent(header: Header, settings: Header) -> None:
         signal.signal(number, signal.SIG_DFL)
     os.umask(0o022)
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("900")  # init goes last
+        file.write("900")  # where no cgroup counts us, init goes last
     for name, value in settings["rlimits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]  # may be lower already, and cannot be raised
