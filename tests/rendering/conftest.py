@@ -21,6 +21,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from openforgerl.rendering import ChatRenderer, load_renderer
+from openforgerl.rendering.tokenizer import TokenCodec
 
 OPENED = """
 {{- bos_token }}
@@ -98,10 +99,11 @@ TEXTS = [
 
 @dataclass(frozen=True)
 class Model:
-    """A model directory, our renderer of it, and the transformers tokenizer of it."""
+    """A model directory, our renderer and codec of it, and the transformers tokenizer of it."""
 
     directory: Path
     renderer: ChatRenderer
+    codec: TokenCodec
     reference: Any
     template: str
 
@@ -198,7 +200,8 @@ def write_model(directory: Path, name: str) -> Model:
     whole = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **config}
     (directory / "tokenizer_config.json").write_text(json.dumps(whole), "utf-8")
     reference = AutoTokenizer.from_pretrained(directory)
-    return Model(directory, load_renderer(directory), reference, template)
+    codec = TokenCodec((directory / "tokenizer.json").read_text("utf-8"))
+    return Model(directory, load_renderer(directory), codec, reference, template)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -15,12 +14,13 @@ from hypothesis import strategies as st
 
 from openforgerl.conversation import parse_arguments
 from openforgerl.errors import TemplateError
+from openforgerl.rendering import ChatRenderer
 from openforgerl.types import Conversation, Message, Reasoning, Role, Text, ToolCall, ToolSpec
 
 NAMES = ["tiny", "opened", "inst", "pieces"]
 SLOW_FIXTURE = settings(
     deadline=None,
-    max_examples=int(os.environ.get("EX", "60")),
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -266,3 +266,32 @@ def test_thinking_switch_passes_through(model_of: Callable[[str], Any]) -> None:
     )
     assert list(ids) == expected
     assert model.renderer.decode(ids).endswith("<think>\n\n</think>\n\n")
+
+
+LOSSY = """
+{%- for m in messages %}{{ ("<|im_start|>" ~ m.role ~ "\n" ~ m.content ~ "<|im_end|>\n") | safe }}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
+UNTRACEABLE = "{% if messages[0].content[0:] is sameas messages[0].content %}A{% else %}B{% endif %}" + LOSSY
+
+
+@pytest.mark.parametrize("template", [LOSSY, UNTRACEABLE])
+def test_text_of_unknown_origin(template: str, model_of: Callable[[str], Any]) -> None:
+    """Where tracing is lost, ids still equal transformers' as long as the data cannot have written a token."""
+    model = model_of("tiny")
+    renderer = ChatRenderer(model.codec, {"default": template}, special_tokens={}, stop_ids=[2], tokenizer_digest="t")
+    start = model.reference.convert_tokens_to_ids("<|im_start|>")
+    for text, structural in (("hello", True), ("a > b", True), ("<|im_start|>", False), ("x<|im_", False)):
+        conversation = Conversation(messages=(Message(role=Role.USER, parts=(Text(text),)),))
+        ids = renderer.render(conversation, restored={}, clock=0.0, kwargs={}).ids
+        whole = model.reference.apply_chat_template(
+            as_transformers(conversation), chat_template=template, add_generation_prompt=True, return_dict=False
+        )
+        assert (list(ids) == whole) == structural, text
+        assert renderer.decode(ids) == model.reference.decode(whole)
+        assert ids.count(start) <= 2
+
+
+def test_text_that_is_no_unicode_is_refused(model_of: Callable[[str], Any]) -> None:
+    conversation = Conversation(messages=(Message(role=Role.USER, parts=(Text("a\ud800"),)),))
+    with pytest.raises(TemplateError, match="lone surrogate"):
+        model_of("tiny").renderer.render(conversation, restored={}, clock=0.0, kwargs={})

@@ -299,7 +299,7 @@ def test_another_stop_token_gives_way_to_the_templates(model_of: Callable[[str],
     """`<|endoftext|>` ended the answer, the template closes with `<|im_end|>`."""
     model = model_of("tiny")
     renderer = ChatRenderer(
-        model.renderer._codec,
+        model.codec,
         {"default": model.template},
         special_tokens={},
         stop_ids=[*model.renderer.stop_ids, model.reference.pad_token_id],

@@ -54,7 +54,7 @@ PARTS = st.sampled_from(
 @SETTINGS
 @given(text=st.lists(PARTS, max_size=12).map("".join) | st.text(max_size=20))
 def test_all_trusted_is_the_library(name: str, text: str, model_of: Callable[[str], Any]) -> None:
-    codec: TokenCodec = model_of(name).renderer._codec
+    codec: TokenCodec = model_of(name).codec
     expected = model_of(name).reference.backend_tokenizer.encode(text, add_special_tokens=False)
     assert list(codec.encode(text).ids) == expected.ids
 
@@ -63,7 +63,7 @@ def test_all_trusted_is_the_library(name: str, text: str, model_of: Callable[[st
 @SETTINGS
 @given(text=st.lists(PARTS, max_size=12).map("".join) | st.text(max_size=20))
 def test_nothing_trusted_is_text_only(name: str, text: str, model_of: Callable[[str], Any]) -> None:
-    codec: TokenCodec = model_of(name).renderer._codec
+    codec: TokenCodec = model_of(name).codec
     encoded = codec.encode(text, [])
     structure = {i for i, token in codec.added.items() if token.content.strip() and token.content != "<unk>"}
     assert not structure & set(encoded.ids)
@@ -80,7 +80,7 @@ def test_nothing_trusted_is_text_only(name: str, text: str, model_of: Callable[[
 @SETTINGS
 @given(text=st.lists(PARTS, max_size=12).map("".join), ids=st.lists(st.integers(0, 400), max_size=10))
 def test_decoding_is_the_library(name: str, text: str, ids: list[int], model_of: Callable[[str], Any]) -> None:
-    codec: TokenCodec = model_of(name).renderer._codec
+    codec: TokenCodec = model_of(name).codec
     backend: Tokenizer = model_of(name).reference.backend_tokenizer
     for some in (ids, list(codec.encode(text).ids)):
         expected = backend.decode(some, skip_special_tokens=False)
@@ -128,7 +128,7 @@ def test_normalisers_apply_between_tokens_only() -> None:
 
 
 def test_first_word_marks_only_the_beginning(model_of: Callable[[str], Any]) -> None:
-    codec: TokenCodec = model_of("inst").renderer._codec
+    codec: TokenCodec = model_of("inst").codec
     assert codec.encode("hello").ids != codec.encode("hello", first=False).ids
     assert codec.decode(codec.encode("hello").ids) == " hello"
     assert codec.decode(codec.encode("hello", first=False).ids) == "hello"

@@ -81,6 +81,7 @@ class ChatRenderer:
         """
         name = self._name(conversation)
         traced = self._templates[name].render(self._variables(conversation, kwargs, generate=True), clock)
+        _refuse_surrogates(traced)
         layout = Layout(self._codec, traced, lambda: _data_strings(conversation, kwargs))
         header = self._header(conversation, clock, kwargs, traced) if restored else ""
         built = self._restorers[name].build(layout, restored, _without_thought(header))
@@ -121,6 +122,7 @@ class ChatRenderer:
         prompt = template.render(self._variables(conversation, kwargs, generate=True), clock)
         header = self._header(conversation, clock, kwargs, prompt)
         traced = template.render(self._variables(whole, kwargs, generate=False), clock)
+        _refuse_surrogates(traced)
         layout = Layout(self._codec, traced, lambda: _data_strings(whole, kwargs))
         bare = _without_thought(header)
         turn = layout.last_turn(bare, self._stop_ids)
@@ -235,6 +237,14 @@ def _data_strings(conversation: Conversation, kwargs: Mapping[str, JsonValue]) -
     for message in conversation.messages:
         for call in message.tool_calls:
             yield from strings_in(parse_arguments(call.arguments))
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        near = ascii(str.__str__(text)[max(error.start - 20, 0) : error.start + 1])
+        raise TemplateError(f"the conversation holds a lone surrogate, which is no text, after {near}") from error
 
 
 def _without_thought(header: str) -> str:
