@@ -14,9 +14,9 @@ from openforgerl.engines.torch_attention import attend, merge
 @pytest.fixture(params=["kernel", "neutral"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "neutral":
-        monkeypatch.setattr(torch_attention, "_flash_kernel", lambda: None)
+        monkeypatch.setattr(torch_attention, "FLASH_KERNEL", None)
     else:
-        assert torch_attention._flash_kernel() is not None
+        assert torch_attention.FLASH_KERNEL is not None
 
 
 def random(*shape: int) -> torch.Tensor:

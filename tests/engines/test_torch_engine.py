@@ -292,7 +292,7 @@ async def test_little_memory_costs_reuse_not_answers(model: Path) -> None:
 
 
 async def test_the_device_neutral_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_attention, "_flash_kernel", lambda: None)
+    monkeypatch.setattr(torch_attention, "FLASH_KERNEL", None)
     shared = numbers(0, 100)
     async with opened(model, max_batch_tokens=48) as engine:
         calls = [call(engine, shared + numbers(index, 20 + index), max_tokens=10) for index in range(5)]

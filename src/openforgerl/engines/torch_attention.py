@@ -24,6 +24,9 @@ from openforgerl.errors import EngineError
 ATTENTION = "openforgerl_packed"
 """Name under which `packed_attention` is registered with transformers."""
 
+FLASH_KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+"""The CPU flash kernel, which returns the log-sum-exp too; a private operator, so it may be absent."""
+
 
 class KeysValues(Protocol):
     """Keys and values of consecutive tokens: each (layers, tokens, G, D)."""
@@ -144,8 +147,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention and its log-sum-exp: (B, H, T, D), (B, H, T). `causal` needs as many keys as queries."""
-    if q.device.type == "cpu" and _flash_kernel() is not None:
-        return _flash_kernel()(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    if FLASH_KERNEL is not None and q.device.type == "cpu":
+        return FLASH_KERNEL(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     scores = torch.matmul(q, k.transpose(-2, -1)).float() * scale
     if causal:
         later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
@@ -154,11 +157,6 @@ def attend(
         scores = scores + mask
     lse = torch.logsumexp(scores, dim=-1)
     return torch.matmul((scores - lse.unsqueeze(-1)).exp().to(v.dtype), v), lse
-
-
-def _flash_kernel() -> Any:
-    """The CPU flash kernel, which returns the log-sum-exp; a private operator, so it may be absent."""
-    return getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 def packed_attention(

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from openforgerl.engines.torch_attention import ATTENTION, Fill, Step, packed_attention
+from openforgerl.engines.torch_fused import FusedDecoder
 from openforgerl.engines.torch_kv import Segment
 from openforgerl.errors import EngineError, InputError
 
@@ -38,7 +39,27 @@ class PackedModel:
         reference = self._reference_logits()
         AttentionInterface.register(ATTENTION, packed_attention)
         model.set_attn_implementation(ATTENTION)
-        self._check_against(reference)
+        self._fused: FusedDecoder | None = None
+        differs = self._difference(reference)
+        if not differs <= self._allowed:
+            raise EngineError(
+                f"{type(model).__name__} does not give its own log-probs with packed attention (they differ by "
+                f"{differs:.3g}): the torch engine cannot run it"
+            )
+        if FusedDecoder.fits(model):
+            self._fused = FusedDecoder(model)
+            if not self._difference(reference) <= self._allowed:
+                self._fused = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether the fast forward pass is in use; otherwise transformers' own modules run."""
+        return self._fused is not None
+
+    @property
+    def _allowed(self) -> float:
+        """Largest log-prob difference that rounding may explain."""
+        return 1e-3 if self.dtype == torch.float32 else 0.25
 
     @classmethod
     def load(cls, directory: Path, *, dtype: torch.dtype, device: str) -> PackedModel:
@@ -62,6 +83,8 @@ class PackedModel:
 
     def forward(self, step: Step) -> Tensor:
         """Logits (len(step.logits_at), vocabulary) in float32; the step's keys and values are stored on the way."""
+        if self._fused is not None:
+            return self._fused.forward(step).float()
         output = self._model(
             input_ids=step.ids,
             position_ids=step.positions,
@@ -103,6 +126,8 @@ class PackedModel:
             for name, value in given.items():
                 if isinstance(value, Tensor):
                     own[name].copy_(value)
+            if self._fused is not None:
+                self._fused.refresh()
 
     def _reference_logits(self) -> Tensor:
         with torch.inference_mode():
@@ -112,8 +137,8 @@ class PackedModel:
         ids = torch.arange(24, device=self.device) * 7919 % self.vocabulary
         return ids[None]
 
-    def _check_against(self, reference: Tensor) -> None:
-        """The packed path must give the model's own logits: two chunks, the second seeing the first."""
+    def _difference(self, reference: Tensor) -> float:
+        """Largest difference from the model's own log-probs, in two chunks of which the second sees the first."""
         ids, own = self._probe(), self.segment(24)
         logits: list[Tensor] = []
         with torch.inference_mode():
@@ -125,14 +150,11 @@ class PackedModel:
                     logits_at=positions - start,
                     fills=[Fill(start=0, stop=stop - start, past=(), own=own, done=start)],
                 )
-                logits.append(self.forward(step))
-        differs = (torch.cat(logits).log_softmax(-1) - reference.log_softmax(-1)).abs().max().item()
-        allowed = 1e-3 if self.dtype == torch.float32 else 0.25
-        if not differs <= allowed:
-            raise EngineError(
-                f"{type(self._model).__name__} does not give its own log-probs with packed attention (they differ "
-                f"by {differs:.3g}): the torch engine cannot run it"
-            )
+                try:
+                    logits.append(self.forward(step))
+                except RuntimeError as error:
+                    raise EngineError(f"{type(self._model).__name__} does not run with packed attention") from error
+        return (torch.cat(logits).log_softmax(-1) - reference.log_softmax(-1)).abs().max().item()
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
