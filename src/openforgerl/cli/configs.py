@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +17,6 @@ from openforgerl.errors import ConfigError
 from openforgerl.orchestrator import RunOptions
 
 T = TypeVar("T", bound=msgspec.Struct)
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RunConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,28 +35,33 @@ class EvalConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Attempts per task: k of pass@k and pass^k."""
 
 
-def config_options(function: F) -> F:
-    """The three flags every configured verb has: --config, -s and --dry-run."""
-    decorators = (
-        click.option(
-            "-c", "--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="A TOML config file."
-        ),
-        click.option(
-            "-s", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one value; may be repeated."
-        ),
-        click.option("--dry-run", is_flag=True, help="Print the resolved config as JSON and stop."),
-    )
-    for decorate in reversed(decorators):
-        function = decorate(function)
-    return function
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What the flags --config, -s and --dry-run were given."""
+
+    file: Path | None
+    settings: tuple[str, ...]
+    dry_run: bool
 
 
-def resolve(
-    schema: type[T], config_file: Path | None, settings: Sequence[str], base: dict[str, Any], *, dry_run: bool
-) -> T | None:
+def config_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The three flags every configured verb has, handed to it as one argument `chosen`."""
+    file_type = click.Path(path_type=Path, dir_okay=False)
+
+    @click.option("-c", "--config", "config_file", type=file_type, help="A TOML config file.")
+    @click.option("-s", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one value; may be repeated.")
+    @click.option("--dry-run", is_flag=True, help="Print the resolved config as JSON and stop.")
+    @functools.wraps(function)
+    def with_chosen(*, config_file: Path | None, settings: tuple[str, ...], dry_run: bool, **flags: Any) -> Any:
+        return function(**flags, chosen=Chosen(config_file, settings, dry_run))
+
+    return with_chosen
+
+
+def resolve(schema: type[T], chosen: Chosen, base: dict[str, Any]) -> T | None:
     """The verb's config, or None after printing it for --dry-run."""
-    config = load_config(schema, config_file, settings, base=base)
-    if dry_run:
+    config = load_config(schema, chosen.file, chosen.settings, base=base)
+    if chosen.dry_run:
         click.echo(resolved_json(config).decode())
         return None
     return config

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from openforgerl import plugins
-from openforgerl.cli.configs import config_options, resolve
+from openforgerl.cli.configs import Chosen, config_options, resolve
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.config import load_config
@@ -35,9 +35,7 @@ def demo(
     harness: str,
     folder: Path | None,
     seeds: int | None,
-    config_file: Path | None,
-    settings: tuple[str, ...],
-    dry_run: bool,
+    chosen: Chosen,
 ) -> None:
     """Train a tiny model inside a real harness, end to end, on this machine.
 
@@ -46,7 +44,7 @@ def demo(
     interrupted, the same command goes on where it stopped.
     """
     base = demo_defaults(harness)
-    config = resolve(DemoConfig, config_file, settings, base, dry_run=dry_run)
+    config = resolve(DemoConfig, chosen, base)
     if config is None:
         return
     path = folder or Path("runs") / ("demo" if harness == "pi" else f"demo-{harness}")
@@ -59,7 +57,7 @@ def demo(
         reports: list[dict[str, Any]] = []
         for seed in range(config.seed, config.seed + seeds):
             progress.say(f"seed {seed}")
-            seeded = load_config(DemoConfig, config_file, [*settings, f"seed={seed}"], base=base)
+            seeded = load_config(DemoConfig, chosen.file, [*chosen.settings, f"seed={seed}"], base=base)
             reports.append(_one(seeded, path / f"seed-{seed}", progress))
     pooled = summarise_seeds(reports, command=_command())
     (path / "demo.json").write_text(json.dumps(pooled, indent=2) + "\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from openforgerl.cli.configs import EvalConfig, config_options, resolve, round_base
+from openforgerl.cli.configs import Chosen, EvalConfig, config_options, resolve, round_base
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import Round, run_round
@@ -32,9 +32,7 @@ def eval(
     harness: str | None,
     attempts: int | None,
     folder: Path,
-    config_file: Path | None,
-    settings: tuple[str, ...],
-    dry_run: bool,
+    chosen: Chosen,
 ) -> None:
     """Measure a model on the Harbor task directory TASKS (or all tasks in it), inside a harness.
 
@@ -42,7 +40,7 @@ def eval(
     for reasons of ours are refilled, never counted as wrong.
     """
     base = round_base(tasks, spec, tokenizer, harness, attempts)
-    config = resolve(EvalConfig, config_file, settings, base, dry_run=dry_run)
+    config = resolve(EvalConfig, chosen, base)
     if config is None:
         return
     with open_progress(sys.stderr) as progress:

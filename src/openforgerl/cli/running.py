@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from openforgerl.cli.configs import RunConfig, config_options, resolve, round_base
+from openforgerl.cli.configs import Chosen, RunConfig, config_options, resolve, round_base
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import Round, run_round
@@ -31,16 +31,14 @@ def run(
     harness: str | None,
     attempts: int | None,
     folder: Path,
-    config_file: Path | None,
-    settings: tuple[str, ...],
-    dry_run: bool,
+    chosen: Chosen,
 ) -> None:
     """Run the Harbor task directory TASKS (or all tasks in it) in a harness and record the rollouts.
 
     Look at what happened with `openforgerl show RUN`. Killed or interrupted, the same command resumes.
     """
     base = round_base(tasks, spec, tokenizer, harness, attempts)
-    config = resolve(RunConfig, config_file, settings, base, dry_run=dry_run)
+    config = resolve(RunConfig, chosen, base)
     if config is None:
         return
     with open_progress(sys.stderr) as progress:

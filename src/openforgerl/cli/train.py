@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from openforgerl.cli.configs import config_options, given, resolve
+from openforgerl.cli.configs import Chosen, config_options, given, resolve
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import choose_tasks
@@ -65,12 +65,10 @@ def sft(
     runs: tuple[Path, ...],
     model: Path,
     out: Path,
-    config_file: Path | None,
-    settings: tuple[str, ...],
-    dry_run: bool,
+    chosen: Chosen,
 ) -> None:
     """Fine-tune MODEL on the solved attempts recorded in RUNS (run folders). Resumes when killed."""
-    config = resolve(SftConfig, config_file, settings, {}, dry_run=dry_run)
+    config = resolve(SftConfig, chosen, {})
     if config is None:
         return
     train_rows, validation_rows = run_until_interrupted(_successes(runs, config), "Nothing was started.")
@@ -132,9 +130,7 @@ def grpo(
     model: Path | None,
     harness: str | None,
     folder: Path,
-    config_file: Path | None,
-    settings: tuple[str, ...],
-    dry_run: bool,
+    chosen: Chosen,
 ) -> None:
     """Train MODEL with GRPO on the Harbor tasks in TASKS, every rollout inside the harness.
 
@@ -146,7 +142,7 @@ def grpo(
         harness={"name": harness},
         tasks={"path": str(tasks) if tasks else None},
     )
-    config = resolve(GrpoConfig, config_file, settings, base, dry_run=dry_run)
+    config = resolve(GrpoConfig, chosen, base)
     if config is None:
         return
     if config.engine.kind != "torch" or not config.engine.path:
