@@ -19,6 +19,10 @@ from openforgerl.training.options import GrpoOptions
 from openforgerl.types import Attempt, Rollout, Sampling, Source, Task
 
 
+METRICS = "metrics.jsonl"
+"""One line for each recorded step, in the run folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Watch:
     """What a caller wants to hear of while training runs."""
@@ -71,6 +75,16 @@ async def reinforce(
                 directory=folder.path,
                 companions=start,
             )
-            return await loop.run(watch.step)
+
+            def on_step(report: StepReport) -> None:
+                with metrics.open("ab") as lines:
+                    lines.write(msgspec.json.encode(report) + b"\n")
+                watch.step(report)
+
+            # The store is the record; the file is for people and tools, so it is made anew from it on every start.
+            metrics = folder.path / METRICS
+            recorded = await folder.store.steps(loop.stage)
+            metrics.write_bytes(b"".join(msgspec.json.encode(step.metrics) + b"\n" for step in recorded))
+            return await loop.run(on_step)
     finally:
         await engine.close()
