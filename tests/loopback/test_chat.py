@@ -186,6 +186,19 @@ async def test_a_session_that_samples_greedily_is_off_policy(tmp_path: Path, ren
     assert call.off_policy == "greedy"
 
 
+async def test_every_call_of_a_seeded_session_draws_its_own_numbers(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "a", "times": 0})) as home:
+        seeds: list[list[int | None]] = []
+        for name in ("s1", "s2"):
+            client = await home.client(name, sampling=Sampling(seed=7))
+            for _ in range(3):
+                await client.message(ask(seed=1))
+            seeds.append([call.sampling_applied.seed for call in await home.calls(name)])
+    assert seeds[0] == seeds[1]  # reproducible
+    assert seeds[0][0] == 7
+    assert len(set(seeds[0])) == 3
+
+
 async def test_an_empty_answer_is_an_answer(tmp_path: Path, renderer: ChatRenderer) -> None:
     async with house(tmp_path, renderer, scripted(renderer, {"text": "", "times": 0})) as home:
         client = await home.client()
