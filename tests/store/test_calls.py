@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openforgerl.errors import StoreError
 from openforgerl.store import CallStore, Database
-from openforgerl.store.content import ContentReader, ContentWriter
+from openforgerl.store.content import ContentReader, ContentWriter, WriterConnection
 from openforgerl.store.packing import common_prefix, digest_blobs, pack_floats, pack_ids, unpack_floats, unpack_ids
 from openforgerl.store.schema import TABLES
 from openforgerl.types import (
@@ -121,6 +121,8 @@ async def test_a_recorded_call_never_changes(database: Database) -> None:
         await store.finish(msgspec.structs.replace(first, prompt=Prompt(ids=(1, 2, 4))))
     with pytest.raises(StoreError, match="must begin with status intent"):
         await store.begin(first)
+    with pytest.raises(StoreError, match="cannot have sampled ids yet"):
+        await store.begin(msgspec.structs.replace(intent(call(1)), sampled_ids=(1,)))
     await store.finish(first)
     with pytest.raises(StoreError, match="finished already"):
         await store.finish(msgspec.structs.replace(first, sampled_ids=(), logprobs=None))
@@ -172,11 +174,24 @@ async def test_what_is_no_json_is_refused_and_nothing_is_written(database: Datab
     assert await database.read(lambda connection: connection.execute("SELECT count(*) FROM content").fetchone()) == (0,)
 
 
+async def test_what_was_rolled_back_is_not_remembered_as_stored(database: Database) -> None:
+    """The refused call shares its messages with the next one, and their ids are given out again to others."""
+    store = CallStore(database)
+    first, second, third = long_session(3)
+    await store.begin(intent(first))
+    with pytest.raises(StoreError, match="recorded already"):
+        await store.begin(intent(msgspec.structs.replace(third, index=0)))
+    await store.begin(intent(call(7, request={"messages": [{"role": "user", "content": "another " * 99}]})))
+    await store.begin(intent(second))
+    await store.begin(intent(third))
+    assert (await store.calls("s"))[:3] == [intent(one) for one in (first, second, third)]
+
+
 @settings(max_examples=60, deadline=None)
 @given(values=st.lists(JSON, min_size=1, max_size=3))
 def test_any_json_comes_back(values: list[object]) -> None:
 
-    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection = sqlite3.connect(":memory:", isolation_level=None, factory=WriterConnection)
     connection.executescript(TABLES)
     stored = [ContentWriter(connection).encode(value) for value in values]
     back = [ContentReader(connection).decode(data) for data in stored]

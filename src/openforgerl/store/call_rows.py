@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from openforgerl.errors import StoreError
-from openforgerl.store.content import ContentReader, ContentWriter
+from openforgerl.store.content import ContentReader, ContentWriter, WriterConnection
 from openforgerl.store.packing import (
     common_prefix,
     digest_blobs,
@@ -120,15 +120,10 @@ class CallReader:
             raise StoreError(f"damaged run database: call {row[1]} cannot be read ({error})") from error
 
     def _sequence(self, row_id: int) -> tuple[int, ...]:
-        """Prompt and sampled ids of a finished call; the prompt alone while it runs (its answer will come)."""
+        """Prompt and sampled ids; a running call has none yet, so nothing is stored against what may change."""
         if row_id not in self._sequences:
-            status, sampled = self._connection.execute(
-                "SELECT status, sampled_ids FROM calls WHERE id = ?", (row_id,)
-            ).fetchone()
-            ids = self._prompt(row_id)[0]
-            if status == CallStatus.INTENT.value:
-                return ids
-            self._sequences[row_id] = ids + unpack_ids(sampled)
+            (sampled,) = self._connection.execute("SELECT sampled_ids FROM calls WHERE id = ?", (row_id,)).fetchone()
+            self._sequences[row_id] = self._prompt(row_id)[0] + unpack_ids(sampled)
         return self._sequences[row_id]
 
     def _prompt(self, row_id: int) -> tuple[tuple[int, ...], tuple[OriginSpan, ...]]:
@@ -161,8 +156,10 @@ class CallReader:
         return self._prompts[row_id]
 
 
-def insert_call(connection: sqlite3.Connection, call: ModelCall, recent: RecentPrompts) -> None:
+def insert_call(connection: WriterConnection, call: ModelCall, recent: RecentPrompts) -> None:
     """Store a new call, whatever its status. StoreError when its id or its index in the session is taken."""
+    if call.status is CallStatus.INTENT and call.sampled_ids:
+        raise StoreError(f"call {call.call_id} is an intent and cannot have sampled ids yet")
     base, sequence, base_origins = CallReader(connection, recent).base(call)
     digest = digest_ids(call.prompt.ids)
     common = common_prefix(sequence, call.prompt.ids)
@@ -196,7 +193,7 @@ def insert_call(connection: sqlite3.Connection, call: ModelCall, recent: RecentP
     recent.put(call, digest)
 
 
-def finish_call(connection: sqlite3.Connection, call: ModelCall) -> None:
+def finish_call(connection: WriterConnection, call: ModelCall) -> None:
     """Complete a call that was begun. StoreError when it was not, is finished, or has another prompt now."""
     row = connection.execute(
         "SELECT id, status, prompt_sha256 FROM calls WHERE call_id = ?", (call.call_id,)
@@ -216,7 +213,7 @@ def finish_call(connection: sqlite3.Connection, call: ModelCall) -> None:
     )
 
 
-def import_call(connection: sqlite3.Connection, call: ModelCall, recent: RecentPrompts) -> None:
+def import_call(connection: WriterConnection, call: ModelCall, recent: RecentPrompts) -> None:
     """Store a copy of a call recorded elsewhere; again is nothing. StoreError when a different one is here."""
     known = CallReader(connection).find(call.call_id)
     if known is None:
@@ -228,7 +225,7 @@ def import_call(connection: sqlite3.Connection, call: ModelCall, recent: RecentP
 
 
 def import_calls(
-    connection: sqlite3.Connection, session_id: str, calls: Sequence[ModelCall], recent: RecentPrompts
+    connection: WriterConnection, session_id: str, calls: Sequence[ModelCall], recent: RecentPrompts
 ) -> None:
     """`import_call` for all of them, or for none when one is refused."""
     for call in calls:
@@ -238,7 +235,7 @@ def import_calls(
 
 
 def _answer_columns(
-    connection: sqlite3.Connection, call: ModelCall
+    connection: WriterConnection, call: ModelCall
 ) -> tuple[bytes, bytes | None, bytes | None, bytes, bytes]:
     try:
         fields: dict[str, Any] = {

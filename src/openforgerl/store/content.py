@@ -26,11 +26,42 @@ _CHAIN = "\x00c"
 _PAIRS = "\x00d"
 
 
+class WriterConnection(sqlite3.Connection):
+    """A connection that remembers which list items and nodes it has stored.
+
+    Whoever rolls back on it must `forget`, because ids given out since then are void.
+    """
+
+    MOST = 200_000
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._items: dict[bytes, int] = {}
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    @property
+    def items(self) -> dict[bytes, int]:
+        """sha256 of an item's JSON → its content id."""
+        return self._items
+
+    @property
+    def nodes(self) -> dict[tuple[int, int], int]:
+        """(previous node, item) → node."""
+        return self._nodes
+
+    def forget(self) -> None:
+        """Start remembering anew."""
+        self._items.clear()
+        self._nodes.clear()
+
+
 class ContentWriter:
     """Puts JSON values into the tables of one open transaction."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: WriterConnection) -> None:
         self._connection = connection
+        if len(connection.items) + len(connection.nodes) > connection.MOST:
+            connection.forget()
 
     def encode(self, value: JsonValue) -> bytes:
         """`value` as JSON bytes in which what is long or shared is a reference.
@@ -57,13 +88,21 @@ class ContentWriter:
                 return [self._skeleton(item) for item in value]
             node = 0
             for item in value:
-                node = self._node(node, self._content(msgspec.json.encode(self._skeleton(item))))
+                node = self._node(node, self._item(item))
             return {_CHAIN: node}
         if value is None or isinstance(value, bool | int):
             return value
         if isinstance(value, float) and value - value == 0:  # finite: NaN and infinity are no JSON
             return value
         raise TypeError(f"{value!r} is not JSON")
+
+    def _item(self, item: Any) -> int:
+        known = hashlib.sha256(msgspec.json.encode(item)).digest()
+        found = self._connection.items.get(known)
+        if found is None:
+            found = self._content(msgspec.json.encode(self._skeleton(item)))
+            self._connection.items[known] = found
+        return found
 
     def _content(self, data: bytes) -> int:
         digest = hashlib.sha256(data).digest()
@@ -74,11 +113,16 @@ class ContentWriter:
         return self._connection.execute(insert, (digest, data)).fetchone()[0]
 
     def _node(self, prev: int, item: int) -> int:
-        found = self._connection.execute("SELECT id FROM chain WHERE prev = ? AND item = ?", (prev, item)).fetchone()
-        if found:
-            return found[0]
-        insert = "INSERT INTO chain (prev, item) VALUES (?, ?) RETURNING id"
-        return self._connection.execute(insert, (prev, item)).fetchone()[0]
+        node = self._connection.nodes.get((prev, item))
+        if node is None:
+            found = self._connection.execute(
+                "SELECT id FROM chain WHERE prev = ? AND item = ?", (prev, item)
+            ).fetchone()
+            if found is None:
+                insert = "INSERT INTO chain (prev, item) VALUES (?, ?) RETURNING id"
+                found = self._connection.execute(insert, (prev, item)).fetchone()
+            node = self._connection.nodes[prev, item] = int(found[0])
+        return node
 
 
 class ContentReader:

@@ -27,6 +27,7 @@ from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 from openforgerl.errors import OpenForgeError, StoreError
+from openforgerl.store.content import WriterConnection
 from openforgerl.store.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES
 
 T = TypeVar("T")
@@ -43,15 +44,16 @@ _BUSY_TIMEOUT = 30.0
 class _Job:
     """A write waiting for its turn. `done` is set after COMMIT, or with the error."""
 
-    def __init__(self, work: Callable[[sqlite3.Connection], Any]) -> None:
+    def __init__(self, work: Callable[[WriterConnection], Any]) -> None:
         self.work = work
         self.done: Future[Any] = Future()
+        self.done.set_running_or_notify_cancel()  # from here on nobody can cancel it
 
 
 class Database:
     """An open run database. Make one with `Database.open` (the writer) or `Database.read_only`."""
 
-    def __init__(self, path: Path, writer: sqlite3.Connection | None, lock: int | None) -> None:
+    def __init__(self, path: Path, writer: WriterConnection | None, lock: int | None) -> None:
         self.path = path
         self._writer = writer
         self._lock = lock
@@ -78,7 +80,11 @@ class Database:
         lock = _take_lock(path)
         try:
             connection = sqlite3.connect(
-                path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT, cached_statements=256
+                path,
+                isolation_level=None,
+                check_same_thread=False,
+                timeout=_BUSY_TIMEOUT,
+                factory=WriterConnection,
             )
             try:
                 _prepare(connection, path, synchronous)
@@ -111,7 +117,7 @@ class Database:
             raise
         return database
 
-    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def write(self, work: Callable[[WriterConnection], T]) -> T:
         """Run `work` in a transaction; returns its result after COMMIT.
 
         `work` runs in the writing thread and may be rolled back, so it touches nothing but the connection. A
@@ -125,7 +131,7 @@ class Database:
             if self._closed:
                 raise StoreError(f"{self.path} is closed")
             self._jobs.put(job)
-        return await asyncio.shield(asyncio.wrap_future(job.done))
+        return await asyncio.wrap_future(job.done)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` over one consistent snapshot that contains every acknowledged write."""
@@ -192,8 +198,8 @@ class Database:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             # Disk full, I/O error, damage: nothing of this group is in the file, and nobody was told it is.
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            connection.forget()
+            _give_up(connection, self.path)
             for job in jobs:
                 job.done.set_exception(store_error(self.path, error))
             return
@@ -257,7 +263,7 @@ _DAMAGED = (
 )
 
 
-def _run(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], Any]) -> tuple[Any, Exception | None]:
+def _run(connection: WriterConnection, work: Callable[[WriterConnection], Any]) -> tuple[Any, Exception | None]:
     """One write in its own savepoint. Raises sqlite3.Error only when the whole transaction is gone."""
     connection.execute("SAVEPOINT job")
     try:
@@ -266,10 +272,21 @@ def _run(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], An
         if not connection.in_transaction:  # SQLite rolls everything back by itself on a full disk
             raise error if isinstance(error, sqlite3.Error) else sqlite3.OperationalError(str(error)) from error
         connection.execute("ROLLBACK TO job")
+        connection.forget()
         connection.execute("RELEASE job")
         return None, error
     connection.execute("RELEASE job")
     return result, None
+
+
+def _give_up(connection: sqlite3.Connection, path: Path) -> None:
+    """Roll back what is left of a failed transaction; the thread must live on to answer whoever waits."""
+    if not connection.in_transaction:
+        return
+    try:
+        connection.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        _log.error("%s: a failed transaction could not be rolled back: %s", path, error)
 
 
 def _take_lock(path: Path) -> int:
