@@ -38,6 +38,7 @@ class Channel:
         self._answers: dict[int, asyncio.Queue[tuple[Header, bytes] | None]] = {}
         self._last = 0
         self._open = True
+        self._reason: Exception | None = None
         self._task = asyncio.create_task(self._read())
 
     @classmethod
@@ -87,7 +88,7 @@ class Channel:
                 frame = await queue.get()
                 if frame is None:
                     finished = True
-                    raise Gone
+                    raise Gone from self._reason
                 finished = bool(frame[0].get("done"))
                 if "error" in frame[0]:
                     raise _refusal(frame[0])
@@ -107,7 +108,7 @@ class Channel:
 
     async def _send(self, header: Header, payload: bytes) -> None:
         if not self._open:
-            raise Gone
+            raise Gone from self._reason
         try:
             self._writer.write(_pack(header, payload))
             await self._writer.drain()
@@ -125,8 +126,8 @@ class Channel:
                 queue = self._answers.get(header["id"])
                 if queue is not None:
                     queue.put_nowait((header, payload))
-        except (asyncio.IncompleteReadError, OSError, ValueError, KeyError, TypeError):
-            pass  # the end of the sandbox, or an init that cannot be trusted: both are told to every caller below
+        except (asyncio.IncompleteReadError, OSError, ValueError, KeyError, TypeError) as error:
+            self._reason = error  # the end of the sandbox, or an init that cannot be trusted
         self._open = False
         self._end_all()
 

@@ -181,8 +181,8 @@ class ProcessSandbox:
                     tree.take(frame, data)
                     if frame.get("done"):
                         self._report["export_skipped"] = frame["skipped"]
-        except Gone:
-            raise await self._died() from None
+        except Gone as error:
+            raise await self._died() from error
         finally:
             tree.end()
 
@@ -232,8 +232,8 @@ class ProcessSandbox:
         try:
             async with asyncio.timeout(timeout):
                 return await self._live().call(op, header, payload, started=started)
-        except Gone:
-            raise await self._died() from None
+        except Gone as error:
+            raise await self._died() from error
         except TimeoutError as error:
             await self.close()
             raise StageError(

@@ -28,13 +28,7 @@ class Files:
         for part in parts[:-1]:
             try:
                 if create:
-                    try:
-                        os.mkdir(part, 0o755, dir_fd=directory)
-                    except FileExistsError:
-                        pass  # opened below, which checks what it is
-                    except OSError as error:
-                        if error.errno != errno.EROFS:
-                            raise  # a read-only parent may hold the directory already
+                    self.make_one(directory, part)
                 step = os.open(part, os.O_RDONLY | os.O_DIRECTORY | self.nofollow | os.O_CLOEXEC, dir_fd=directory)
             except OSError as error:
                 raise Refused(f"{path}: {part}: {error.strerror}") from error
@@ -42,6 +36,15 @@ class Files:
                 os.close(directory)
             directory = step
         return directory, parts[-1]
+
+    def make_one(self, parent: int, name: str) -> None:
+        """A directory that may be there already, in a parent that may be read-only; opening it will tell."""
+        with contextlib.suppress(FileExistsError):
+            try:
+                os.mkdir(name, 0o755, dir_fd=parent)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
 
     def open_file(self, directory: int, name: str) -> tuple[int, os.stat_result]:
         """A readable descriptor of a regular file; O_NONBLOCK so that a FIFO put there cannot hold us."""
