@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openforgerl.engines import torch_attention
+from openforgerl.engines import torch_attention, torch_batching
 from openforgerl.engines.options import EngineOptions
 from openforgerl.engines.torch_attention import Step
 from openforgerl.engines.torch_batching import Batcher
 from openforgerl.engines.torch_engine import TorchEngine
+from openforgerl.engines.torch_fused import FusedDecoder
 from openforgerl.engines.torch_model import PackedModel
 from openforgerl.engines.torch_sampling import Drawn, Draws
 from openforgerl.engines.torch_sequence import Sequence as Generation
@@ -298,6 +299,30 @@ async def test_the_device_neutral_path(model: Path, monkeypatch: pytest.MonkeyPa
         calls = [call(engine, shared + numbers(index, 20 + index), max_tokens=10) for index in range(5)]
         records = await asyncio.gather(*calls)
     assert worst_difference(records, {0: plain_model(model)}) < 1e-4
+
+
+async def test_long_answers_stay_exact(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that grows long becomes a segment, again and again; the next turn finds all of it."""
+    monkeypatch.setattr(torch_batching, "_LONGEST_ROW", 60)
+    async with opened(model) as engine:
+        long, short = await asyncio.gather(
+            call(engine, numbers(0, 90), max_tokens=150), call(engine, numbers(0, 80), max_tokens=131)
+        )
+        assert worst_difference([long, short], {0: plain_model(model)}) < 1e-4
+        before = engine.stats.prefill_computed
+        await call(engine, [*long.prompt, *long.ids, 5, 6], max_tokens=1)
+        assert engine.stats.prefill_computed - before == 3
+
+
+def test_the_fast_forward_pass_is_used_only_when_it_agrees(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PackedModel(plain_model(model)).fused
+    right = FusedDecoder.forward
+
+    def wrong(self: FusedDecoder, step: Step) -> torch.Tensor:
+        return right(self, step).roll(1, -1)
+
+    monkeypatch.setattr(FusedDecoder, "forward", wrong)
+    assert not PackedModel(plain_model(model)).fused
 
 
 def test_a_long_prompt_stalls_nobody(model: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from openforgerl.engines.torch_attention import Fill, Step
-from openforgerl.engines.torch_kv import Node, PrefixTree, Rows, Segment, common_length
+from openforgerl.engines.torch_kv import Ids, Node, PrefixTree, Rows, Segment, common_length
 from openforgerl.engines.torch_model import PackedModel
 from openforgerl.engines.torch_sampling import Drawn, draw
 from openforgerl.engines.torch_sequence import Sequence
@@ -34,6 +34,8 @@ _WORTH_SHARING = 64
 """Shortest common segment attended in place; shorter ones are copied to the row (one kernel less a layer)."""
 _WORTH_KEEPING = 512
 """A segment this long stays in place even when nobody else uses it, so that it does not pad everybody's row."""
+_LONGEST_ROW = 1024
+"""Keys in a row before they become a segment of their own: every other row is padded to the longest."""
 _LEAST_FILL = 32
 """Prompt tokens computed in a step however many sequences decode."""
 
@@ -159,6 +161,8 @@ class Batcher:
             self.counters.filled += fill.stop - fill.start
         for sequence, entry in zip(sampled, drawn, strict=True):
             events.append((sequence, self._take(sequence, entry)))
+        for sequence in self._decoding:
+            self._shorten(sequence)
         self.counters.steps += 1
         self.tree.evict(spare=sum(self._rows.lengths))
         return events
@@ -302,6 +306,25 @@ class Batcher:
         self._decoding.append(sequence)
         self._groups_stale = True
 
+    def _shorten(self, sequence: Sequence) -> None:
+        """Move a row that has grown long into the tree, where it pads nobody."""
+        assert sequence.row is not None
+        if self._rows.lengths[sequence.row] < _LONGEST_ROW:
+            return
+        ids = self._store_row(sequence, sequence.row)
+        sequence.path = self.tree.acquire(self.scope(), ids, sequence)
+        sequence.in_place = len(sequence.path)
+        sequence.own_start = len(ids)
+        self._rows.lengths[sequence.row] = 0
+        self._groups_stale = True
+
+    def _store_row(self, sequence: Sequence, row: int) -> Ids:
+        """Put every key that a decoding sequence has computed into the tree; returns their ids."""
+        start = sequence.own_start
+        ids = np.array(sequence.ids[: start + self._rows.lengths[row]], dtype=np.int32)
+        self.tree.insert(self.scope(), ids, lambda first, stop: self._rows.read(row, first - start, stop - start))
+        return ids
+
     def _remove(self, sequence: Sequence, *, keep_keys: bool = True) -> None:
         """Free whatever the sequence holds; the keys it computed stay in the tree when `keep_keys`."""
         if sequence.row is not None:
@@ -317,10 +340,8 @@ class Batcher:
         sequence.path = []
 
     def _leave_row(self, sequence: Sequence, row: int, keep_keys: bool) -> None:
-        start = sequence.own_start
         if keep_keys:
-            ids = np.array(sequence.ids[: start + self._rows.lengths[row]], dtype=np.int32)
-            self.tree.insert(self.scope(), ids, lambda first, stop: self._rows.read(row, first - start, stop - start))
+            self._store_row(sequence, row)
         self._rows.remove(row)
         last = self._decoding.pop()
         if last is not sequence:

@@ -237,6 +237,8 @@ class Rows:
         last = self.count - 1
         length = self.lengths.pop()
         if row == last:
+            if last == 0:
+                self._shrink()
             return
         self.k[:, row, :length] = self.k[:, last, :length]
         self.v[:, row, :length] = self.v[:, last, :length]
@@ -249,6 +251,11 @@ class Rows:
     def clear(self) -> None:
         """Free every row."""
         self.lengths.clear()
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Give back what a busy hour needed, once no row is in use."""
+        self.k, self.v = self._zeros(1, 64), self._zeros(1, 64)
 
     def reserve(self, length: int) -> None:
         """Make room for every row in use and `length` keys in each."""
