@@ -95,6 +95,9 @@ SURROGATE_NAME = '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'
 )
 def test_rules(text: str, expected: Answer) -> None:
     assert answer_of(text) == expected
+    for pieces in ([text[:cut], text[cut:]] for cut in range(len(text) + 1)):
+        reasoning, said, calls = rebuilt(run(pieces, thought_open=False)[1])
+        assert (reasoning, said, [(name, arguments) for _, name, arguments in calls]) == expected
 
 
 def test_an_opened_thought() -> None:
