@@ -88,7 +88,11 @@ async def test_history_is_restored_to_what_was_sampled(tmp_path: Path, renderer:
         final = await client.message({"messages": history, "tools": TOOLS})
         one, two = await home.calls()
         samples = await home.control("GET", "/v1/sessions/s1/samples")
+        known = home.proxy.sessions.get("s1").known
     assert final["content"] == "Done."
+    # What every request repeats is kept once.
+    assert known[1].conversation.messages[0] is known[0].conversation.messages[0]
+    assert known[1].conversation.tools is known[0].conversation.tools
     assert one.sampled_ids == ids
     assert two.parent_call_id == one.call_id
     assert (two.thread, two.role) == (one.thread, ThreadRole.MAIN)

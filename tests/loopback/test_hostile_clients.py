@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from openforgerl.rendering import ChatRenderer
+from openforgerl.types import Limits
 
 from .house import Client, House, ask, house, scripted
 
@@ -247,3 +248,29 @@ async def test_malformed_http_is_answered_with_400(tmp_path: Path, renderer: Cha
             answer = await raw(home, garbage)
             assert not answer or status_of(answer) in (400, 404, 405, 505)
         assert (await mine.post(ask())).status == 200
+
+
+async def test_field_names_without_end_stay_bounded(
+    tmp_path: Path, renderer: ChatRenderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "a", "times": 0})) as home:
+        mine, _ = await two_sessions(home)
+        await mine.post(ask(**{"x" * 10_000: 1}))
+        for start in (0, 900):
+            assert (await mine.post(ask(**{f"field{start + n}": 1 for n in range(900)}))).status == 200
+        async with home.http.get(f"{home.control_url}/healthz") as response:
+            counts = (await response.json())["unlisted_fields"]
+    # 1 long name and 999 others, then 801 together under one name of their own.
+    assert len(counts) == 1001
+    assert counts["chat:..."] == 801
+    assert max(map(len, counts)) <= len("chat:") + 100
+    assert sum("does not list" in record.getMessage() for record in caplog.records) == 1000
+
+
+async def test_a_used_up_session_is_refused_before_its_body_is_read(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "a"})) as home:
+        client = await home.client(limits=Limits(calls=1))
+        await client.message(ask())
+        announced = request("/s/s1/v1/chat/completions", client.session.key, b"{")
+        answer = await raw(home, announced.replace(b"Content-Length: 1", b"Content-Length: 9999"))
+        assert status_of(answer) == 403

@@ -33,17 +33,26 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class UnlistedFields:
-    """Counts request fields that no table lists, and warns about each once."""
+    """Counts request fields that no table lists, and warns about each once. Bounded: agents choose the names."""
+
+    MOST = 1000
+    LONGEST = 100
+    """Characters of a name; the rest is cut."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
     def note(self, dialect: str, names: Sequence[str]) -> None:
-        """One request had these."""
+        """One request had these. Past `MOST` names, new ones are counted together as `...`."""
         for name in names:
-            if not self.counts[f"{dialect}:{name}"]:
-                logger.warning("%s requests carry %r, which the field table does not list", dialect, name)
-            self.counts[f"{dialect}:{name}"] += 1
+            key = f"{dialect}:{name[: self.LONGEST]}"
+            if key not in self.counts and len(self.counts) >= self.MOST:
+                key = f"{dialect}:..."
+            elif key not in self.counts:
+                logger.warning(
+                    "%s requests carry %r, which the field table does not list", dialect, name[: self.LONGEST]
+                )
+            self.counts[key] += 1
 
 
 UNLISTED = web.AppKey("unlisted", UnlistedFields)
@@ -92,7 +101,7 @@ async def answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     received = time.time()
     session = session_of(request, gateway)
-    session.check_open()
+    session.check_admissible()  # before the body: a session that is used up costs no parsing
     body = await read_body(request, gateway.options)
     parsed = dialect.parse(body, strict=gateway.options.strict_fields)
     session.admit()

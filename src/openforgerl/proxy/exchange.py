@@ -182,8 +182,9 @@ class Exchange:
             opening=index == 0,
             max_tokens=request.max_tokens,
         )
+        conversation = session.shared(request.conversation, found.parent_call_id)
         prompt = self._gateway.renderer.render(
-            request.conversation,
+            conversation,
             restored=found.restored,
             clock=record.opened_at,
             kwargs=record.template_kwargs,
@@ -201,7 +202,7 @@ class Exchange:
             role_evidence=found.evidence,
             parent_call_id=found.parent_call_id,
             status=CallStatus.INTENT,
-            conversation=request.conversation,
+            conversation=conversation,
             prompt=prompt,
             weights_version=engine.weights_version,
             sampling_asked=request.asked,

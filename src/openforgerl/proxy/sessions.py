@@ -16,7 +16,17 @@ from typing import Any, Protocol
 import msgspec
 
 from openforgerl.errors import WireError
-from openforgerl.types import CallStatus, FinishReason, JsonValue, Limits, ModelCall, Sampling, Session, SessionState
+from openforgerl.types import (
+    CallStatus,
+    Conversation,
+    FinishReason,
+    JsonValue,
+    Limits,
+    ModelCall,
+    Sampling,
+    Session,
+    SessionState,
+)
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 """What a session id may look like: it is part of a URL path, and never needs escaping there."""
@@ -104,13 +114,17 @@ class LiveSession:
         if self.deadline is not None and time.time() >= self.deadline:
             raise WireError(403, "session_closed", f"this session's {self.record.limits.seconds:g} seconds are over")
 
-    def admit(self) -> None:
-        """Count one more call, or raise 403 `session_closed` or `session_limit` naming the limit."""
+    def check_admissible(self) -> None:
+        """Raise 403 `session_closed` or `session_limit` naming the limit, when no more calls are taken."""
         self.check_open()
         limits = self.record.limits
         if limits.calls is not None and self.admitted >= limits.calls:
             raise _over("calls", f"{limits.calls} model calls")
         self.check_tokens()
+
+    def admit(self) -> None:
+        """Count one more call, unless `check_admissible` refuses it."""
+        self.check_admissible()
         self.admitted += 1
 
     def check_tokens(self) -> None:
@@ -155,6 +169,21 @@ class LiveSession:
         """The newest state of a call, for the attribution of later ones."""
         if self.record.state is SessionState.OPEN:
             self._known[call.call_id] = _light(call)
+
+    def shared(self, conversation: Conversation, parent_call_id: str | None) -> Conversation:
+        """An equal conversation that shares the parent call's messages and tools instead of repeating them.
+
+        Every request brings the whole history again; without this, memory would grow with its square.
+        """
+        parent = self._known.get(parent_call_id or "")
+        if parent is None:
+            return conversation
+        theirs, messages = parent.conversation, conversation.messages
+        common = [old if old == new else new for old, new in zip(theirs.messages, messages, strict=False)]
+        return Conversation(
+            messages=(*common, *messages[len(common) :]),
+            tools=theirs.tools if theirs.tools == conversation.tools else conversation.tools,
+        )
 
     def abort_all(self, why: Ended) -> tuple[Running, ...]:
         """Stop every call in flight; those that were."""
