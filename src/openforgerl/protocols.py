@@ -126,8 +126,11 @@ class Renderer(Protocol):
         """
         ...
 
-    def parser(self, conversation: Conversation, prompt: Prompt) -> AnswerParser:
-        """A parser for an answer to `prompt` (which may already have opened a thought)."""
+    def parser(self, conversation: Conversation, prompt: Prompt, *, seed: str = "") -> AnswerParser:
+        """A parser for an answer to `prompt` (which may already have opened a thought).
+
+        `seed` (the call's id) makes the ids of tool calls; two answers to one prompt must not share theirs.
+        """
         ...
 
     def encode_answer(self, message: Message, conversation: Conversation) -> tuple[int, ...]:

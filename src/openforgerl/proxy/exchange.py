@@ -217,7 +217,7 @@ class Exchange:
 
     async def _generate(self, call: ModelCall) -> FinishReason:
         """Sample and deliver piece by piece. Sampling goes on only when a piece is out of our hands."""
-        parser = self._gateway.renderer.parser(call.conversation, call.prompt)
+        parser = self._gateway.renderer.parser(call.conversation, call.prompt, seed=call.call_id)
         stream = self._gateway.engine.generate(
             call.prompt, call.sampling_applied, affinity=call.session_id, deadline=self._session.deadline
         )

@@ -18,7 +18,6 @@ from openforgerl.training.learner import Learner
 from openforgerl.training.options import GrpoOptions
 from openforgerl.types import Attempt, Rollout, Sampling, Source, Task
 
-
 METRICS = "metrics.jsonl"
 """One line for each recorded step, in the run folder."""
 
