@@ -66,13 +66,13 @@ class TestEveryHarness:
         for code in ("context_length_exceeded", "session_limit"):
             assert verdict(harness, Exit(code=1), make_call(), make_call(**failed(code))) == ("limit", True)
         closed = make_call(**failed("session_closed"))
-        assert verdict(harness, Exit(code=1), make_call(), closed) == ("limit", False)
+        assert verdict(harness, Exit(code=1), make_call(), closed) == ("crashed", False)
 
     def test_limits_by_the_printed_error(self, harness: Harness, make_call: MakeCall) -> None:
         printed = Exit(code=1, stderr=b'403: {"message":"x","code":"session_limit"}')
         assert verdict(harness, printed, make_call()) == ("limit", True)
         closed = Exit(code=1, stderr=b'403: {"message":"x","code":"session_closed"}')
-        assert verdict(harness, closed, make_call()) == ("limit", False)
+        assert verdict(harness, closed, make_call()) == ("crashed", False)
 
     def test_the_models_words_cannot_pass_for_a_limit(self, harness: Harness, make_call: MakeCall) -> None:
         said = Exit(code=0, stdout=b"session_closed session_limit context_length_exceeded", stderr=b"session_closed")

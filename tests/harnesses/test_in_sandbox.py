@@ -43,6 +43,7 @@ def run(tmp_path: Path, chat: Any, make_context: Callable[..., HarnessContext]) 
             await look(sandbox)
             return done
 
+    carry_out.context = make_context()  # type: ignore[attr-defined]
     return carry_out
 
 
@@ -71,6 +72,21 @@ async def test_pi(chat: Any, make: Any, run: Any, pi_cache: Path) -> None:
     uid, workdir, writable = chat.bodies[1]["messages"][-1]["content"].splitlines()
     assert uid != "0"
     assert (workdir, writable) == ("/workspace", "no")
+
+
+@pytest.mark.node
+async def test_pi_starts_from_the_shared_compile_cache(run: Any, pi_cache: Path) -> None:
+    pi = PiHarness(HarnessOptions(cache=str(pi_cache)))
+
+    async def look(sandbox: Sandbox) -> None:
+        plan = pi.plan(run.context)
+        env = {**plan.env, "NODE_DEBUG_NATIVE": "COMPILE_CACHE"}
+        done = await sandbox.exec([*plan.argv[:2], "--version"], env=env, timeout=60, output_limit=1 << 20)
+        said = done.stderr + done.stdout
+        assert b"was accepted" in said
+        assert b"was rejected" not in said
+
+    await run(pi, look)
 
 
 async def test_react(chat: Any, make: Any, run: Any) -> None:

@@ -193,7 +193,7 @@ class TestRealPi:
             ([{"content": ""}], 0, "gave_up", True),
             ([{"content": "ha", "finish": "length"}], 0, "limit", True),
             (["session_limit"], 1, "limit", True),
-            (["session_closed"], 1, "limit", False),
+            (["session_closed"], 1, "crashed", False),
             (["invalid_key"], 1, "crashed", False),
         ],
     )

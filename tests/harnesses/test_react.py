@@ -212,7 +212,7 @@ def test_retry_after_is_obeyed(chat: Any, run: Any) -> None:
     [
         (400, "context_length_exceeded", 6, "limit", True),
         (403, "session_limit", 4, "limit", True),
-        (403, "session_closed", 4, "limit", False),
+        (403, "session_closed", 4, "crashed", False),
         (401, "invalid_key", 4, "crashed", False),
     ],
 )

@@ -81,7 +81,8 @@ def ending_before_exit_code(exit: Exit, calls: Sequence[ModelCall]) -> Ending | 
         why = "by the memory limit" if exit.oom else "from outside"
         return Ending(kind="crashed", by_policy=False, evidence=f"killed {why} with signal {exit.signal}")
     if limit_reached(exit, calls) == "session closed":
-        return Ending(kind="limit", by_policy=False, evidence="the session was closed (its time was up)")
+        # The session outlives the harness's own time limit, so somebody closed it: never a reward.
+        return Ending(kind="crashed", by_policy=False, evidence="the session was closed while the harness ran")
     if not calls and limit_reached(exit, calls) is None:
         return Ending(kind="crashed", by_policy=False, evidence=f"exit {exit.code} without a model call: {tail(exit)}")
     return None

@@ -25,6 +25,8 @@ from openforgerl.harnesses.recipes import Recipe, recipe_of
 from openforgerl.harnesses.trees import digest_file, digest_tree
 
 RECORD = "installation.json"
+SANDBOX_UIDS = ("0", "1000")
+"""Who runs harnesses: sandboxes give their agent uid 1000."""
 NPM_TIMEOUT = 900.0
 """Seconds for one npm run."""
 
@@ -154,8 +156,7 @@ def _build(recipe: Recipe, node: NodeRuntime, building: Path, cache_dir: Path, r
         )
     report(f"trying {recipe.name} against a scripted model")
     recipe.trial(node, building)
-    for path in (building / COMPILE_CACHE).rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # Node writes it for its owner only
+    _share_compile_cache(building / COMPILE_CACHE)
     record = Installation(
         name=recipe.name,
         version=recipe.version,
@@ -166,6 +167,18 @@ def _build(recipe: Recipe, node: NodeRuntime, building: Path, cache_dir: Path, r
         node_version=node.version(),
     )
     (building / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+
+
+def _share_compile_cache(cache: Path) -> None:
+    """Node writes its cache for its owner only, into a directory whose name ends in the owner's uid."""
+    for path in sorted(cache.iterdir()):
+        for file in path.rglob("*"):
+            file.chmod(0o644)
+        path.chmod(0o755)
+        stem, _, owner = path.name.rpartition("-")
+        for uid in SANDBOX_UIDS:
+            if stem and owner.isdigit() and owner != uid:
+                (cache / f"{stem}-{uid}").symlink_to(path.name)
 
 
 def _npm_ci(node: NodeRuntime, building: Path, npm_cache: Path) -> None:

@@ -22,7 +22,7 @@ from openforgerl.types import JsonValue
 
 COMPILE_CACHE = "compile-cache"
 ANSWER = "Trial passed."
-TIMEOUT = 120.0
+TIMEOUT = 300.0
 """Seconds."""
 
 
