@@ -75,7 +75,8 @@ async def test_pi(chat: Any, make: Any, run: Any, pi_cache: Path) -> None:
 
 
 @pytest.mark.node
-async def test_pi_starts_from_the_shared_compile_cache(run: Any, pi_cache: Path) -> None:
+async def test_pi_starts_from_the_shared_compile_cache(chat: Any, run: Any, pi_cache: Path) -> None:
+    chat.script = [{"content": "Done."}]
     pi = PiHarness(HarnessOptions(cache=str(pi_cache)))
 
     async def look(sandbox: Sandbox) -> None:
