@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging
 
 from openforgerl.engines.torch_attention import ATTENTION, Fill, Step, packed_attention
 from openforgerl.engines.torch_fused import FusedDecoder
@@ -67,10 +68,15 @@ class PackedModel:
         if not (directory / "config.json").is_file():
             raise InputError(f"{directory} is no model directory: config.json is missing")
         loader: Any = AutoModelForCausalLM
+        shows_bars = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # our own progress display must not be torn
         try:
             model = loader.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa", local_files_only=True)
         except (OSError, ValueError) as error:
             raise InputError(f"{directory}: transformers cannot load this model: {error}") from error
+        finally:
+            if shows_bars:
+                logging.enable_progress_bar()
         return cls(model.to(device))
 
     def stop_ids(self) -> tuple[int, ...]:
