@@ -330,6 +330,77 @@ async def test_after_kill_9_of_the_owner_all_is_dead_and_can_be_swept(backend, s
     assert list(state.iterdir()) == []
 
 
+BUSY = """
+import asyncio, sys
+from pathlib import Path
+from openforgerl.sandboxes import ProcessSandboxes, SandboxOptions
+from openforgerl.types import SandboxSpec
+
+async def one(backend, number):
+    while True:
+        async with backend.create(SandboxSpec(run_id="run", endpoint_port=int(sys.argv[2])), f"a{number}") as sandbox:
+            await sandbox.exec(["true"], env={}, timeout=30)
+
+async def main():
+    backend = ProcessSandboxes(SandboxOptions(), Path(sys.argv[1]))
+    async with backend.create(SandboxSpec(run_id="run"), "first"):
+        print("ready", flush=True)
+    await asyncio.gather(*(one(backend, number) for number in range(3)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("delay_ms", [3, 40, 90, 160, 250, 400])
+async def test_kill_9_at_any_moment_of_a_life(backend, state, delay_ms):
+    """In the middle of starting, running and closing: after a sweep nothing is left."""
+    port = 20000 + os.getpid() % 20000 + delay_ms  # stands in the command line of bubblewrap and of our init
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", BUSY, str(state), str(port), stdout=asyncio.subprocess.PIPE
+    )
+    assert owner.stdout is not None and await owner.stdout.readline() == b"ready\n"
+    await asyncio.sleep(delay_ms / 1000)
+    owner.kill()
+    await owner.wait()
+    left = await backend.list("run")
+    groups = [Path(path) for ref in left for path in ref.detail["cgroups"]]
+    assert await backend.reap("run") == len(left)
+    assert running(str(port)) == []
+    assert not any(path.exists() for path in groups)
+    assert [path.name for path in state.iterdir() if path.suffix != ".tmp"] == []
+
+
+async def test_a_creation_that_is_cancelled_leaves_nothing(backend, state, spec):
+    port = 20000 + os.getpid() % 20000
+    asked = msgspec.structs.replace(spec, endpoint_port=port)
+
+    async def live() -> None:
+        async with backend.create(asked, "a") as sandbox:
+            await sandbox.exec(["sleep", "30"], env={}, timeout=60)
+
+    for delay_ms in (1, 3, 6, 10, 15, 22, 30, 45, 70, 120):
+        task = asyncio.create_task(live())
+        await asyncio.sleep(delay_ms / 1000)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert running(str(port)) == []
+        assert not state.exists() or list(state.iterdir()) == []
+
+
+def running(word: str) -> list[str]:
+    """Command lines of this machine that have the word among their arguments, our own owner's script left out."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if word in words and "1" in words:
+            found.append(" ".join(words)[:200])
+    return found
+
+
 async def test_reap_destroys_a_living_sandbox(backend, spec, state):
     async with backend.create(spec, "a") as sandbox:
         assert await ProcessSandboxes(SandboxOptions(), state).reap("run") == 1

@@ -31,7 +31,8 @@ _FIXED_FILES = {
     f"agent:x:{AGENT_UID}:{AGENT_UID}:agent:{{home}}:/bin/bash\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "/etc/group": f"root:x:0:\nagent:x:{AGENT_UID}:\nnogroup:x:65534:\n",
-    "/etc/hosts": f"127.0.0.1\tlocalhost {HOSTNAME}\n::1\tlocalhost\n",
+    # no ::1, where the endpoint does not listen
+    "/etc/hosts": f"127.0.0.1\tlocalhost {HOSTNAME}\n",
     "/etc/hostname": f"{HOSTNAME}\n",
     "/etc/resolv.conf": "",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",

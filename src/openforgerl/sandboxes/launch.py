@@ -76,22 +76,33 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def launch(
-    program: Program, spec: SandboxSpec, guards: Guards, *, forbid_memory_files: bool, timeout: float
+    program: Program, spec: SandboxSpec, guards: Guards, *, token: str, forbid_memory_files: bool, timeout: float
 ) -> Launched:
-    """Start it and wait for its hello. Raises StageError (infrastructure) with bubblewrap's own words."""
+    """Start it and wait for its hello. Raises StageError (infrastructure) with bubblewrap's own words.
+
+    `token` stands in the command line of every process that it consists of, so that they can be found.
+    """
     host_uid = _host_uid() if guards.own_host_uid else os.geteuid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     info_read, info_write = os.pipe()
     process: asyncio.subprocess.Process | None = None
     try:
         with _descriptors(program, spec, guards, forbid_memory_files) as (files, filter_fd):
-            fds = [theirs.fileno(), info_write, *files.values(), *([filter_fd] if filter_fd is not None else [])]
+            # bubblewrap gets both ends of its info pipe: were we killed, writing to a pipe without a reader would
+            # kill it in the moment in which its child waits for it
+            fds = [
+                theirs.fileno(),
+                info_read,
+                info_write,
+                *files.values(),
+                *([filter_fd] if filter_fd is not None else []),
+            ]
             prefix, bwrap, layers = _as_whom(program, spec, host_uid)
             words = [*prefix, bwrap, *namespace_arguments(guards), "--info-fd", str(info_write)]
             words += ["--seccomp", str(filter_fd)] if filter_fd is not None else []
             words += [*mount_arguments(spec, guards, files, layers), "--chdir", "/", "--", str(program.python)]
             words += ["-I", "-S", "-X", "utf8", "-c", _START]
-            words += [str(theirs.fileno()), str(spec.endpoint_port), str(int(guards.undumpable))]
+            words += [str(theirs.fileno()), str(spec.endpoint_port), str(int(guards.undumpable)), token]
             process = await asyncio.create_subprocess_exec(
                 *words,
                 stdin=asyncio.subprocess.DEVNULL,

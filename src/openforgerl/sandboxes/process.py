@@ -18,7 +18,7 @@ from openforgerl.sandboxes.bubblewrap import check_spec, find_bwrap, system_pyth
 from openforgerl.sandboxes.guards import Guards
 from openforgerl.sandboxes.launch import Launched, Program, compile_init, launch
 from openforgerl.sandboxes.options import SandboxOptions
-from openforgerl.sandboxes.refs import ProcessRef, boot_id, load_all, reap, start_time
+from openforgerl.sandboxes.refs import ProcessRef, boot_id, load_all, reap, start_time, sweep
 from openforgerl.sandboxes.sandbox import ProcessSandbox
 from openforgerl.types import SandboxRef, SandboxSpec
 
@@ -63,7 +63,8 @@ class ProcessSandboxes:
         """Destroy every sandbox of the run; how many there were. Raises StoreError when one will not die."""
         found = [ref for ref in load_all(self._state) if ref.run_id == run_id]
         for ref in found:
-            await asyncio.to_thread(reap, ref, self._state, seconds=self._options.kill_timeout)
+            await asyncio.to_thread(reap, ref, self._state, seconds=self._options.kill_timeout, settle=0.2)
+        sweep(self._state)
         return len(found)
 
     async def _prepared(self) -> Program:
@@ -92,7 +93,7 @@ class ProcessSandboxes:
         try:
             watched = guards.memory_limit and (group is None or group.memory is None)
             launched = await launch(
-                program, spec, guards, forbid_memory_files=watched, timeout=self._options.start_timeout
+                program, spec, guards, token=token, forbid_memory_files=watched, timeout=self._options.start_timeout
             )
             pids = (launched.process.pid, launched.init_pid)
             ref.processes.update({str(pid): started for pid in pids if (started := start_time(pid)) is not None})

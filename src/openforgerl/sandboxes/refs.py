@@ -74,10 +74,15 @@ def load_all(folder: Path) -> list[ProcessRef]:
     return refs
 
 
-def reap(ref: ProcessRef, folder: Path, *, seconds: float) -> None:
-    """Kill the sandbox, remove its groups and its record. Blocking. Raises StoreError when it will not die."""
+def reap(ref: ProcessRef, folder: Path, *, seconds: float, settle: float = 0.0) -> None:
+    """Kill the sandbox, remove its groups and its record. Blocking. Raises StoreError when it will not die.
+
+    `settle`: where no process was recorded, wait so long for one that its killed owner had just spawned.
+    """
     end = time.monotonic() + seconds
-    while ref.boot_id == boot_id() and (alive := [pid for pid, start in _pids(ref) if start_time(pid) == start]):
+    if not ref.processes and not _alive(ref):
+        time.sleep(settle)
+    while ref.boot_id == boot_id() and (alive := _alive(ref)):
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -91,8 +96,29 @@ def reap(ref: ProcessRef, folder: Path, *, seconds: float) -> None:
     ref.path(folder).unlink(missing_ok=True)
 
 
-def _pids(ref: ProcessRef) -> list[tuple[int, int]]:
-    return [(int(pid), start) for pid, start in ref.processes.items()]
+def _alive(ref: ProcessRef) -> list[int]:
+    """Its live processes. Before they are recorded they are found by the token in their command lines.
+
+    That is no nicety: bubblewrap's child, when its parent is killed in the first milliseconds, waits for ever.
+    """
+    if ref.processes:
+        return [int(pid) for pid, start in ref.processes.items() if start_time(int(pid)) == start]
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                if ref.token.encode() in words and start_time(int(name)) is not None:
+                    found.append(int(name))
+    return found
+
+
+def sweep(folder: Path, *, older_than: float = 10.0) -> None:
+    """Remove half-written records that a killed process left."""
+    for path in folder.glob("*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > older_than:
+                path.unlink()
 
 
 def members(namespace: int) -> list[int]:

@@ -7,7 +7,8 @@ programs, reads and writes files, kills, and reaps. The agent has the same uid, 
 socket (closed on exec), and has no signal handler but SIGCHLD's: the kernel drops every other signal that comes
 from inside the pid namespace, SIGKILL and SIGSTOP too. The end of the control socket ends the sandbox.
 
-`argv`: control fd, port to listen on, 1 to be undumpable.
+`argv`: control fd, port to listen on, 1 to be undumpable, a word by which
+the host finds us.
 """
 
 from __future__ import annotations
