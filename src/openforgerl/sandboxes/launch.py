@@ -71,8 +71,6 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     init_pid: int
     namespaces: dict[str, int]
     host_uid: int
-    messages: asyncio.Task[bytes]
-    """What bubblewrap wrote to stderr, up to its end."""
 
 
 async def launch(
@@ -85,6 +83,7 @@ async def launch(
     host_uid = _host_uid() if guards.own_host_uid else os.geteuid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     info_read, info_write = os.pipe()
+    messages = os.memfd_create("openforgerl-stderr")  # a pipe would need a reader that outlives a cancelled start
     process: asyncio.subprocess.Process | None = None
     try:
         with _descriptors(program, spec, guards, forbid_memory_files) as (files, filter_fd):
@@ -107,7 +106,7 @@ async def launch(
                 *words,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+                stderr=messages,
                 pass_fds=fds,
                 cwd="/",
                 env={"PATH": os.environ.get("PATH", os.defpath)},
@@ -115,7 +114,6 @@ async def launch(
         theirs.close()
         os.close(info_write)
         info_write = -1
-        messages = asyncio.create_task(_tail(process.stderr))
         listener = await _hello(ours, process, messages, timeout)
         info = json.loads(os.read(info_read, 65536))
     except BaseException:
@@ -125,6 +123,7 @@ async def launch(
             await _kill(process)
         raise
     finally:
+        os.close(messages)
         os.close(info_read)
         if info_write >= 0:
             os.close(info_write)
@@ -135,7 +134,6 @@ async def launch(
         init_pid=info["child-pid"],
         namespaces={key.removesuffix("-namespace"): value for key, value in info.items() if key.endswith("-namespace")},
         host_uid=host_uid,
-        messages=messages,
     )
 
 
@@ -199,7 +197,7 @@ def _memory_file(content: bytes, opened: list[int]) -> int:
 
 
 async def _hello(
-    control: socket.socket, process: asyncio.subprocess.Process, messages: asyncio.Task[bytes], timeout: float
+    control: socket.socket, process: asyncio.subprocess.Process, messages: int, timeout: float
 ) -> socket.socket:
     """The listening socket that init made inside. An end of stream means that bubblewrap or init failed."""
     loop = asyncio.get_running_loop()
@@ -210,13 +208,13 @@ async def _hello(
         async with asyncio.timeout(timeout):
             await readable.wait()
     except TimeoutError:
-        raise _failed(f"the sandbox was not ready after {timeout} s", b"") from None
+        raise _failed(f"the sandbox was not ready after {timeout} s", os.pread(messages, 8192, 0)) from None
     finally:
         loop.remove_reader(control.fileno())
     data, fds, _, _ = socket.recv_fds(control, 1, 4)
     if data != b"!" or len(fds) != 1:
         await _kill(process)
-        raise _failed("the sandbox did not start", await messages)
+        raise _failed("the sandbox did not start", os.pread(messages, 8192, 0))
     return socket.socket(fileno=fds[0])
 
 
@@ -225,13 +223,6 @@ def _failed(what: str, messages: bytes) -> StageError:
     hint = "; run `openforgerl doctor` to see what this machine lacks"
     text = f"{what}: {said or 'bubblewrap said nothing'}{hint}"
     return StageError(Stage.SANDBOX, "start", text, origin=Origin.INFRASTRUCTURE, retryable=True)
-
-
-async def _tail(stream: asyncio.StreamReader | None) -> bytes:
-    tail = b""
-    while stream is not None and (data := await stream.read(4096)):
-        tail = (tail + data)[-8192:]
-    return tail
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

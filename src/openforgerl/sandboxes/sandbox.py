@@ -289,7 +289,6 @@ class ProcessSandbox:
         except TimeoutError:
             process.kill()  # --die-with-parent takes init along
             await process.wait()
-        await self._launched.messages
         await asyncio.to_thread(reap, self._ref, self._state, seconds=self._options.kill_timeout)
 
 
