@@ -246,6 +246,11 @@ class Harness(Protocol):
 class Verifier(Protocol):
     """Grades the state an agent left. Runs only after the agent's processes are dead."""
 
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Absolute directories that it needs, empty and writable, in the grading sandbox."""
+        ...
+
     async def verify(self, task: Task, sandbox: Sandbox, trajectory: Trajectory) -> Verdict: ...
 
 

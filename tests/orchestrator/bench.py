@@ -114,6 +114,8 @@ class FakeHarness:
 class RewardFromIndex:
     """Grades by the attempt's own name, so that tests know every reward: even index 1, odd 0."""
 
+    scratch = ("/logs",)
+
     def __init__(self) -> None:
         self.faults: list[BaseException] = []
 

@@ -38,8 +38,10 @@ class BarProgress:
         self._tasks[stage] = self._progress.add_task(stage, total=total, completed=done, note="")
 
     def advance(self, stage: str, amount: int = 1, *, note: str | None = None) -> None:
-        fields = {} if note is None else {"note": note}
-        self._progress.update(self._tasks[stage], advance=amount, **fields)
+        task = self._tasks[stage]
+        self._progress.update(task, advance=amount)
+        if note is not None:
+            self._progress.update(task, note=note)
 
     def finish(self, stage: str, *, note: str = "") -> None:
         task = self._tasks[stage]

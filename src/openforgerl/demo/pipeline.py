@@ -147,8 +147,7 @@ class Demo:
         )
 
     def _engine(self, model: Path) -> TorchEngine:
-        options = self.config.engine
-        return TorchEngine(model, model_name=MODEL_NAME, threads=options.threads, max_sequences=options.max_sequences)
+        return TorchEngine(model, model_name=MODEL_NAME, options=self.config.engine)
 
     @asynccontextmanager
     async def _house(self, engine: InferenceEngine) -> AsyncGenerator[House]:

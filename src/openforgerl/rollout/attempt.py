@@ -179,9 +179,14 @@ async def _prepare(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan
 
 
 async def _run(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) -> Exit:
-    exit = await sandbox.exec(
-        plan.argv, env=plan.env, stdin=plan.stdin.encode(), timeout=_timeout(work, rooms), output_limit=65536
-    )
+    timeout = _timeout(work, rooms)
+    services = [asyncio.create_task(sandbox.exec(argv, env=plan.env, timeout=timeout)) for argv in plan.services]
+    try:
+        exit = await sandbox.exec(plan.argv, env=plan.env, stdin=plan.stdin.encode(), timeout=timeout)
+    finally:
+        for service in services:
+            service.cancel()  # their processes die with the agent's, in `kill_agent`
+        await asyncio.gather(*services, return_exceptions=True)
     work.harness |= {
         "exit": exit.code,
         "signal": exit.signal,
@@ -214,9 +219,8 @@ async def _grade(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, ending: str)
         paths = [spec.workdir, *task.artifacts]
         await sandbox.export(paths, carried, limit=options.export_mb * 2**20)
         files = {path: str(carried / path.lstrip("/")) for path in paths if (carried / path.lstrip("/")).exists()}
-        fresh_spec = msgspec.structs.replace(
-            spec, files=files, endpoint=None, scratch=(*spec.scratch, "/logs", "/tests")
-        )
+        # Nothing of the agent's surroundings but the declared files: no network, no variables, fresh directories.
+        fresh_spec = msgspec.structs.replace(spec, files=files, endpoint=None, env={}, scratch=rooms.verifier.scratch)
         async with rooms.sandboxes.create(fresh_spec, f"{work.attempt.attempt_id}-verify") as fresh:
             verdict = await rooms.verifier.verify(task, fresh, build(work.attempt.attempt_id, work.calls))
     return msgspec.structs.replace(verdict, ending=ending)

@@ -45,8 +45,7 @@ async def reinforce(
 
     The served weights are a copy of the learner's, replaced after every step. Resumes from the run folder.
     """
-    served = config.engine
-    engine = TorchEngine(start, model_name="policy", threads=served.threads, max_sequences=served.max_sequences)
+    engine = TorchEngine(start, model_name="policy", options=config.engine)
     try:
         async with open_house(
             folder,
