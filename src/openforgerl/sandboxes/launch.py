@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import socket
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -49,17 +50,15 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Module name → its bytecode, compiled once by the Python that will run it."""
 
 
-async def compile_init(python: Path) -> dict[str, bytes]:
-    """Bytecode of the `inside` package for `python` (starting from source takes 20 ms more each time)."""
+def compile_init(python: Path) -> dict[str, bytes]:
+    """Bytecode of the `inside` package for `python` (starting from source takes 20 ms more each time). Blocking."""
     folder = Path(__file__).parent / "inside"
     sources = {path.stem: path.read_text() for path in sorted(folder.glob("*.py"))}
-    pipe = asyncio.subprocess.PIPE
     words = (str(python), "-I", "-S", "-c", _COMPILE)
-    process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe)
-    out, err = await process.communicate(json.dumps(sources).encode())
-    if process.returncode != 0:
-        raise InputError(f"{python} cannot compile the sandbox's init: {err.decode(errors='replace')[-500:]}")
-    return {name: base64.b64decode(text) for name, text in json.loads(out).items()}
+    done = subprocess.run(words, input=json.dumps(sources).encode(), capture_output=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise InputError(f"{python} cannot compile the sandbox's init: {done.stderr.decode(errors='replace')[-500:]}")
+    return {name: base64.b64decode(text) for name, text in json.loads(done.stdout).items()}
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):

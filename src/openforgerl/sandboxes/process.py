@@ -75,7 +75,8 @@ class ProcessSandboxes:
                 self._hierarchy = None if self._options.cgroups == "off" else cgroups.detect()
                 if self._hierarchy is None and self._options.cgroups == "require":
                     raise InputError('sandbox.cgroups = "require", but no cgroup is writable here: use "auto"')
-                self._program = Program(bwrap=bwrap, python=python, init=await compile_init(python))
+                init = await asyncio.to_thread(compile_init, python)
+                self._program = Program(bwrap=bwrap, python=python, init=init)
             return self._program
 
     async def _start(self, program: Program, spec: SandboxSpec, attempt_id: str) -> ProcessSandbox:
