@@ -13,7 +13,8 @@ from openforgerl.cli.configs import Chosen, EvalConfig, config_options, resolve,
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import Round, run_round
-from openforgerl.evals.summary import TaskResult, summarise
+from openforgerl.errors import OpenForgeError
+from openforgerl.evals.summary import METRICS, TaskResult, summarise
 from openforgerl.types import Failure, Verdict
 
 
@@ -46,7 +47,12 @@ def eval(
     with open_progress(sys.stderr) as progress:
         work = run_round(folder, config, config.run, "eval", config.attempts, progress)
         result = run_until_interrupted(work, f"The same command resumes ({folder}).")
-    summary = summarise(_results(result), seed=config.seed)
+    results = _results(result)
+    if not results:
+        raise OpenForgeError(
+            f"no attempt got a verdict, so there is nothing to measure; openforgerl show {folder} --failed"
+        )
+    summary = summarise(results, seed=config.seed)
     failed = sum(isinstance(attempt.outcome, Failure) for attempt in result.last)
     document = {
         **msgspec.to_builtins(summary),
@@ -55,8 +61,11 @@ def eval(
         "failed": failed,
     }
     (folder / "eval.json").write_text(json.dumps(document, indent=2) + "\n")
-    for name, value in document.items():
-        if isinstance(value, dict):
+    for name, _, k in METRICS:
+        value = document[name]
+        if value is None:
+            click.echo(f"{name:<12} needs {k} attempts per task")
+        else:
             click.echo(f"{name:<12} {value['value']:.3f}  [{value['low']:.3f}, {value['high']:.3f}]")
     click.echo(f"{len(result.tasks)} tasks, {config.attempts} attempts each, {failed} without a verdict")
     click.echo(f"Written to {folder / 'eval.json'}")
