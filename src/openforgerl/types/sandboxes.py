@@ -17,7 +17,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
 
 
-class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds on one sandbox."""
 
     memory_mb: int = 2048
