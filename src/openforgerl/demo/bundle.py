@@ -22,7 +22,7 @@ _FIRST_SEEDS: dict[str, int] = {
     "heldout-family": 6000,
 }
 TASKS_PER_FAMILY: dict[str, int] = {
-    "sft": 4,
+    "sft": 2,
     "rl": 8,
     "validation": 1,
     "heldout": 2,

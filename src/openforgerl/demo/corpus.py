@@ -127,6 +127,8 @@ def _slots(rng: Random) -> Document:
 
 _PLAIN: tuple[Callable[[Random], Document], ...] = (
     _repeated_list,
+    _repeated_list,
+    _repeated_list,
     _key_values,
     _transcript,
     _echo_and_cat,
@@ -237,28 +239,38 @@ def _errand(rng: Random) -> list[dict[str, Any]]:
     ]
 
 
-def _two_calls(rng: Random, harness: str) -> list[dict[str, Any]]:
-    """The second call carries a line of the first one's result."""
-    part, path = file_name(rng), file_name(rng)
+def _question_about_a_result(rng: Random, part: str, path: str) -> tuple[str, str, list[str], str]:
+    """(what the user says, the first command, its result's lines, the answer that stands in them)."""
+    kind = rng.randrange(3)
+    if kind == 0:
+        words = _names(rng, 2, 3)
+        rows = [f"{word} {name(rng)}" for word in words]
+        asked = rng.randrange(len(rows))
+        said = f"Read {part}. Which word comes after {words[asked]}? Write it to {path}."
+        return said, f"cat {part}", rows, rows[asked].split()[1]
     lines = [rng.choice((name, file_name))(rng) for _ in range(rng.choice((1, 2, 3)))]
-    place, which = rng.choice(((0, "first"), (-1, "last")))
-    if rng.random() < 0.5:
+    answer, which = rng.choice(((lines[0], "first"), (lines[-1], "last")))
+    if kind == 1:
         verb = name(rng)
-        ask, first = (
-            f"Do {verb} {part}, then put the {which} answer in {path}.",
-            _call("bash", command=f"{verb} {part}"),
-        )
-    else:
-        wording = rng.choice(("Read {0} and save its {1} line in {2}.", "Look at {0} and write its {1} line to {2}."))
-        ask = wording.format(part, which, path)
-        first = _call("read", path=part) if harness == "pi" else _call("bash", command=f"cat {part}")
-    answer = lines[place]
+        return f"Do {verb} {part}, then put the {which} answer in {path}.", f"{verb} {part}", lines, answer
+    wording = rng.choice(("Read {0} and save its {1} line in {2}.", "Look at {0} and write its {1} line to {2}."))
+    return wording.format(part, which, path), f"cat {part}", lines, answer
+
+
+def _two_calls(rng: Random, harness: str) -> list[dict[str, Any]]:
+    """The second call carries a name from the first one's result."""
+    part, path = file_name(rng), file_name(rng)
+    said, command, lines, answer = _question_about_a_result(rng, part, path)
+    first, second, result = (
+        _call("bash", command=command),
+        _call("bash", command=f"echo {answer} > {path}"),
+        "(no output)",
+    )
     if harness == "pi":
+        first = _call("read", path=part) if command == f"cat {part}" else first
         second, result = _call("write", path=path, content=answer), f"Successfully wrote to {path}"
-    else:
-        second, result = _call("bash", command=f"echo {answer} > {path}"), "(no output)"
     return [
-        {"role": "user", "content": ask},
+        {"role": "user", "content": said},
         first,
         {"role": "tool", "content": "".join(f"{line}\n" for line in lines)},
         second,
@@ -287,13 +299,13 @@ def _dictated_read(rng: Random) -> list[dict[str, Any]]:
 
 def conversation(rng: Random, harness: str) -> list[dict[str, Any]]:
     """User turn, one or two calls with what the user dictated, their results, and "Done."."""
-    if rng.random() < 0.12:
+    if rng.random() < 0.2:
         turns = _two_calls(rng, harness)
     elif rng.random() < 0.55:
         turns = _errand(rng)
     else:
         kinds = [_dictated_command, _slotted_command, _picked_command, _picked_command]
-        kinds += [_dictated_write, _dictated_read] if harness == "pi" else []
+        kinds += [_dictated_write, _dictated_write, _dictated_read] if harness == "pi" else []
         turns = rng.choice(kinds)(rng)
     return [*turns, {"role": "assistant", "content": "Done."}]
 

@@ -73,7 +73,10 @@ ERRANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cat {d}/{a} > {b}", ("Take {a} out of the folder {d} and save its text in {b}.", "Write {d}/{a} to {b}.")),
     ("file {a} > {b}", ("What kind of file is {a}? Write it to {b}.", "Look at {a} and save its kind in {b}.")),
     ("echo {w} {v} | tee {a}", ("Say {w} {v} and save it in {a}.", "Say the words {w} {v}, write them to {a} too.")),
-    ("tr {w} {v} < {a}", ("Show {a} with the letters {w} changed to {v}.", "Read {a}, but put {v} for {w}.")),
+    (
+        "sed -n s/{w}/{v}/p {a}",
+        ("Show the lines of {a} that have {w}, with {v} for {w}.", "In {a}, which lines have {w}? Print {v} for it."),
+    ),
     ("sed -i {k}d {a}", ("Take line {k} out of {a}.", "I do not need line {k} of {a}.")),
 )
 """(command, its wordings). Slots: a, b, c files; d folder; w, v words; k a digit."""

@@ -36,9 +36,9 @@ class Settings:
     """What decides the checkpoint, besides the code and the machine's arithmetic."""
 
     seed: int = 0
-    tokens: int = 5_600_000
+    tokens: int = 8_000_000
     """Tokens trained on in all, prompt tokens counted once per batch."""
-    plain_share: float = 0.38
+    plain_share: float = 0.4
     plain_rows: int = 12
     plain_length: int = 192
     chat_rows: int = 24

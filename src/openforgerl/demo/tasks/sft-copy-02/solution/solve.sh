@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-cp desk.txt bear.md

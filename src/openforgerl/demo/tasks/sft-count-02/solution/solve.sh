@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-wc -l < apple.cfg > bird.log

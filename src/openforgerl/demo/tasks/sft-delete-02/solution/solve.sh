@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-rm door.md dish.txt

@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-rm king.md house.cfg

@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-sed -n 4p brick.dat > grass.csv

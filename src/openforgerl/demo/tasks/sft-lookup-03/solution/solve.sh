@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-printf '%s' gold > road.dat

@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-sort fork.log > band.csv

@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-sort cake.csv > door.cfg

@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-mkdir -p crab/drum/ocean

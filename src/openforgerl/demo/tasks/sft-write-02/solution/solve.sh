@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-printf '%s' 'queen road' > pen.log

@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-printf '%s' 'coin queen' > sand.dat
