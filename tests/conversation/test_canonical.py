@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openforgerl.conversation import digest_json, digest_message, digest_outline, digest_tools, same_message
+from openforgerl.conversation import (
+    MOST_NESTED,
+    digest_json,
+    digest_message,
+    digest_outline,
+    digest_tools,
+    parse_arguments,
+    same_message,
+)
 from openforgerl.types import Message, Reasoning, Role, Text, ToolCall, ToolSpec
 
 
@@ -119,3 +127,17 @@ def test_different_values_have_different_digests(left: object, right: object) ->
         return ("object", frozenset((key, plain(item)) for key, item in node.items()))
 
     assert (digest_json(left) == digest_json(right)) == (plain(left) == plain(right))
+
+
+@pytest.mark.parametrize("levels", [MOST_NESTED + 1, 600, 3000, 100_000])
+def test_arguments_nested_without_end_compare_by_bytes(levels: int) -> None:
+    """A policy that repeats itself writes these; 600 levels survive msgspec, but no walk of ours."""
+    deep = "[" * levels + "]" * levels
+    assert parse_arguments(deep) is None
+    assert same_message(call(deep), call(deep))
+    assert not same_message(call(deep), call(" " + deep))
+
+
+def test_arguments_within_the_levels_are_json() -> None:
+    deep = "[" * MOST_NESTED + "]" * MOST_NESTED
+    assert same_message(call(deep), call(" " + deep))

@@ -281,3 +281,35 @@ async def test_closing_the_proxy_mid_stream(tmp_path: Path, renderer: ChatRender
     assert got.error["code"] == "shutting_down"
     assert (call.status, call.error, call.sampled_ids) == (CallStatus.ABORTED, "proxy_shutdown", engine.ids[:2])
     assert session.in_flight == 0
+
+
+@pytest.mark.parametrize("levels", [129, 600, 900, 3000])
+async def test_a_body_nested_too_deeply_is_refused_and_poisons_nothing(
+    tmp_path: Path, renderer: ChatRenderer, levels: int
+) -> None:
+    """What can be recorded but not read back would make the whole session, and the next start, fail."""
+    nested = "[" * levels + "]" * levels
+    body = json.dumps(ask(metadata={"x": "@"})).replace('"@"', nested).encode()
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "ok"})) as home:
+        client = await home.client()
+        deep = await client.post(body)
+        plain = await client.post(ask())
+        samples = await home.control("GET", "/v1/sessions/s1/samples")
+        calls = await home.control("GET", "/v1/sessions/s1/calls")
+    assert (deep.status, plain.status, samples.status, calls.status) == (400, 200, 200, 200)
+    assert "nested too deeply" in deep.body["error"]["message"]
+
+
+@pytest.mark.parametrize("levels", [600, 3000])
+async def test_an_answer_whose_arguments_never_close_is_answered_on(
+    tmp_path: Path, renderer: ChatRenderer, levels: int
+) -> None:
+    raw = '<tool_call>\n{"name": "bash", "arguments": {"a": ' + "[" * levels + "]" * levels + "}}\n</tool_call>"
+    engine = scripted(renderer, {"raw": raw, "chunk_tokens": 500}, {"text": "ok"})
+    async with house(tmp_path, renderer, engine) as home:
+        client = await home.client(sampling=Sampling(max_tokens=8192))
+        first = await client.message(ask(tools=TOOLS))
+        told = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "no such arguments"}
+        history = [*ask()["messages"], first, told]
+        second = await client.post({"messages": history, "tools": TOOLS})
+    assert second.status == 200

@@ -1,11 +1,13 @@
 """The only canonical form: when two messages, tools or arguments are the same, and their digests (DESIGN §5)."""
 
 from openforgerl.conversation.canonical import (
+    MOST_NESTED,
     canonical_json,
     digest_json,
     digest_message,
     digest_outline,
     digest_tools,
+    nested_too_deeply,
     parse_arguments,
     plain_call_id,
     same_message,
@@ -13,11 +15,13 @@ from openforgerl.conversation.canonical import (
 )
 
 __all__ = [
+    "MOST_NESTED",
     "canonical_json",
     "digest_json",
     "digest_message",
     "digest_outline",
     "digest_tools",
+    "nested_too_deeply",
     "parse_arguments",
     "plain_call_id",
     "same_message",

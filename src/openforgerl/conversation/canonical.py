@@ -30,6 +30,10 @@ from openforgerl.types.messages import (
 
 _NOT_ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]")
 
+MOST_NESTED = 128
+"""Levels of lists and objects in a JSON value that we take. Everything that walks values recurses, and a value
+that one walk survives and the next does not would be recorded and never read again."""
+
 
 def plain_call_id(call_id: str) -> str:
     """A tool-call id without its non-alphanumeric characters: how ids are compared."""
@@ -39,12 +43,25 @@ def plain_call_id(call_id: str) -> str:
 def parse_arguments(arguments: str) -> JsonValue | None:
     """The JSON value of a tool call's arguments, or None when the text is not one strict JSON value.
 
-    A literal `null` also gives None: neither can be handed to a tool as an object.
+    A literal `null` also gives None: neither can be handed to a tool as an object. So does a value of more than
+    `MOST_NESTED` levels, which a policy writes when it repeats itself.
     """
     try:
-        return msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
+    return None if nested_too_deeply(value) else value
+
+
+def nested_too_deeply(value: JsonValue) -> bool:
+    """Whether lists and objects lie in one another more than `MOST_NESTED` levels deep."""
+    level = [value]
+    for _ in range(MOST_NESTED):
+        nested = [item for item in level if isinstance(item, dict | list)]
+        level = [inner for item in nested for inner in (item.values() if isinstance(item, dict) else item)]
+        if not level:
+            return False
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def canonical_json(value: JsonValue) -> JsonValue:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from openforgerl.conversation import MOST_NESTED, nested_too_deeply
 from openforgerl.errors import WireError
 from openforgerl.types import JsonValue
 
@@ -37,6 +38,8 @@ def decode_object(body: bytes) -> tuple[dict[str, JsonValue], tuple[str, ...]]:
         value, warnings = _mended(body, error), (_MENDED,)
     if not isinstance(value, dict):
         raise WireError(400, "invalid_request", f"the body must be a JSON object, not {type_name(value)}")
+    if nested_too_deeply(value):
+        raise WireError(400, "invalid_request", f"the body is nested too deeply; {MOST_NESTED} levels are taken")
     return value, warnings
 
 
