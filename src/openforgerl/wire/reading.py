@@ -15,6 +15,8 @@ from openforgerl.errors import WireError
 from openforgerl.types import JsonValue
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_SHOWN = 10**18
+"""Numbers below it are shown in complaints."""
 _MENDED = "the body holds half of a surrogate pair (a character cut in two); it was replaced by U+FFFD"
 
 
@@ -121,7 +123,9 @@ def number(value: JsonValue, path: str, *, low: float = -math.inf, high: float =
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise bad(path, f"must be a number, not {type_name(value)}")
     if not low <= value <= high:
-        raise bad(path, f"must be a number from {low:g} to {high:g}; got {value:g}")
+        # An integer may be larger than any double, and then has no short form.
+        got = f"; got {value:g}" if abs(value) < _SHOWN else ""
+        raise bad(path, f"must be a number from {low:g} to {high:g}{got}")
     return value
 
 
@@ -138,7 +142,8 @@ def count(value: JsonValue, path: str, *, low: int = 1) -> int:
             else f"must be an integer, not {type_name(value)}",
         )
     if value < low:
-        raise bad(path, f"must be {low} or more; got {value!r}")
+        got = f"; got {value!r}" if abs(value) < _SHOWN else ""
+        raise bad(path, f"must be {low} or more{got}")
     return int(value)
 
 
