@@ -11,7 +11,7 @@ from openforgerl.types import CallStatus, CallTiming, Conversation, Ending, Exit
 FINISHED = Ending(kind="finished", by_policy=False, evidence="exit 0")
 
 
-def call(status: CallStatus) -> ModelCall:
+def call(status: CallStatus, error: str = "engine_error: the engine broke") -> ModelCall:
     return ModelCall(
         call_id=f"c-{status}",
         session_id="s",
@@ -26,7 +26,7 @@ def call(status: CallStatus) -> ModelCall:
         prompt=Prompt(ids=()),
         weights_version=0,
         timing=CallTiming(received=0.0),
-        error="the engine broke" if status is CallStatus.ERROR else None,
+        error=error if status in (CallStatus.ERROR, CallStatus.ABORTED) else None,
     )
 
 
@@ -82,6 +82,28 @@ def test_no_setting_turns_our_failures_into_a_reward(
 
 def test_an_engine_error_that_the_harness_survived_is_no_failure() -> None:
     calls = [call(CallStatus.ERROR), call(CallStatus.COMPLETE)]
+    assert judge(Exit(code=0), FINISHED, calls, OnTimeout.DISCARD) == "finished"
+
+
+@pytest.mark.parametrize("on_timeout", list(OnTimeout))
+def test_a_conversation_that_outgrew_the_context_is_graded(on_timeout: OnTimeout) -> None:
+    """The context is one of the policy's limits, though its refusal is recorded as a call in error."""
+    full = call(CallStatus.ERROR, "context_length_exceeded: This model's maximum context length is 300 tokens.")
+    limit = Ending(kind="limit", by_policy=True, evidence="context")
+    assert judge(Exit(code=1), limit, [call(CallStatus.COMPLETE), full], on_timeout) == "limit"
+
+
+@pytest.mark.parametrize("error", ["proxy_shutdown", "session_deadline"])
+def test_a_harness_that_ends_well_on_a_call_that_we_cut_gets_no_reward(error: str) -> None:
+    calls = [call(CallStatus.COMPLETE), call(CallStatus.ABORTED, error)]
+    with pytest.raises(StageError) as raised:
+        judge(Exit(code=0), FINISHED, calls, OnTimeout.GRADE)
+    assert (raised.value.kind, raised.value.origin) == ("model_call", Origin.INFRASTRUCTURE)
+
+
+@pytest.mark.parametrize("error", ["client_left", "session_sealed"])
+def test_a_call_that_the_harness_gave_up_or_left_behind_is_no_failure(error: str) -> None:
+    calls = [call(CallStatus.COMPLETE), call(CallStatus.ABORTED, error)]
     assert judge(Exit(code=0), FINISHED, calls, OnTimeout.DISCARD) == "finished"
 
 

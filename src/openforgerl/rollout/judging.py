@@ -10,6 +10,13 @@ import msgspec
 from openforgerl.errors import StageError
 from openforgerl.types import CallStatus, Ending, Exit, ModelCall, Origin, Stage
 
+OVERFLOW = "context_length_exceeded"
+"""Error code of a call that we refused because the policy's conversation outgrew the context: no failure of ours."""
+
+CUT_BY_US = ("proxy_shutdown", "session_deadline")
+"""Why calls were cut that a harness still waited for. (`session_sealed` is not here: sealing follows the harness's
+exit, so such a call was a leftover's.)"""
+
 
 class OnTimeout(enum.StrEnum):
     """What a wall-clock limit on the harness means."""
@@ -52,10 +59,11 @@ def judge(exit: Exit, ending: Ending, calls: Sequence[ModelCall], on_timeout: On
     """How the attempt ended, as `Verdict.ending`, when it may be graded; raises `StageError` when it may not.
 
     Failures that are ours come first: no setting turns them into a reward. An engine error that the harness
-    survived (it retried and went on) is no failure; one that it ended on is.
+    survived (it retried and went on) is no failure; one that it ended on is. A prompt that outgrew the context is
+    the policy's own doing.
     """
     last = calls[-1] if calls else None
-    if last is not None and last.status in (CallStatus.ERROR, CallStatus.INTENT):
+    if last is not None and last.status in (CallStatus.ERROR, CallStatus.INTENT) and _error_code(last) != OVERFLOW:
         raise StageError(
             Stage.RUN,
             "model_call",
@@ -84,6 +92,15 @@ def judge(exit: Exit, ending: Ending, calls: Sequence[ModelCall], on_timeout: On
             retryable=True,
             evidence={"calls": len(calls), "stdout": _tail(exit.stdout)},
         )
+    if last is not None and last.status is CallStatus.ABORTED and _error_code(last) in CUT_BY_US:
+        raise StageError(
+            Stage.RUN,
+            "model_call",
+            f"the harness ended on a model call that we cut: {last.error}",
+            origin=Origin.INFRASTRUCTURE,
+            retryable=True,
+            evidence={"call_id": last.call_id, "exit": exit.code, "stderr": _tail(exit.stderr)},
+        )
     if ending.kind == "crashed" and not ending.by_policy:
         raise StageError(
             Stage.RUN,
@@ -99,6 +116,10 @@ def judge(exit: Exit, ending: Ending, calls: Sequence[ModelCall], on_timeout: On
             },
         )
     return "crashed_by_policy" if ending.kind == "crashed" else ending.kind
+
+
+def _error_code(call: ModelCall) -> str:
+    return (call.error or "").partition(":")[0]
 
 
 def _tail(data: bytes) -> str:
