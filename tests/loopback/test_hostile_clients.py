@@ -274,3 +274,39 @@ async def test_a_used_up_session_is_refused_before_its_body_is_read(tmp_path: Pa
         announced = request("/s/s1/v1/chat/completions", client.session.key, b"{")
         answer = await raw(home, announced.replace(b"Content-Length: 1", b"Content-Length: 9999"))
         assert status_of(answer) == 403
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "hello world\n" * 60_000}],
+        [{"role": "user", "content": ""}] * 20_000,
+        [
+            {"role": "user", "content": "x"},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]" * 300_000}}],
+            },
+        ],
+    ],
+)
+async def test_a_giant_conversation_does_not_stop_the_others(
+    tmp_path: Path, renderer: ChatRenderer, messages: list[dict[str, object]]
+) -> None:
+    """It is refused as too long before its tokens are counted: nothing of it is rendered, encoded or kept."""
+    rendered: list[int] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            if name == "render":
+                rendered.append(1)
+            return getattr(renderer, name)
+
+    async with house(tmp_path, Watched(), scripted(renderer, {"text": "a"}, context_length=2048)) as home:
+        client = await home.client("mine")
+        reply = await client.post({"messages": messages})
+        assert (reply.status, reply.body["error"]["code"]) == (400, "context_length_exceeded")
+        assert rendered == []
+        assert (await client.post(ask())).status == 200
+        assert len(rendered) == 1
+        assert len(await home.calls("mine")) == 1

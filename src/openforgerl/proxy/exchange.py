@@ -33,6 +33,7 @@ from openforgerl.types import (
     CallStatus,
     CallTiming,
     Chunk,
+    Conversation,
     FinishReason,
     MessageDelta,
     ModelCall,
@@ -43,6 +44,11 @@ from openforgerl.wire import Answer, Dialect, Head, MessageBuilder, Request, Sto
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+MOST_CHARACTERS = 16
+"""Characters a token may stand for on average. What is longer than a context of such tokens is refused unread: to
+count its tokens would stop every other call for minutes, and agents choose what they send."""
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +180,9 @@ class Exchange:
         session.check_open()
         session.check_tokens()
         request, record = self._arrival.request, session.record
+        least_tokens = _characters(request.conversation) // MOST_CHARACTERS
+        if least_tokens > engine.context_length:
+            raise ContextOverflow(least_tokens, engine.context_length)
         index = session.take_index()
         found = attribute(
             session.known,
@@ -370,6 +379,15 @@ class _Closing(Protocol):
     """An iterator that can be closed early, as the engine protocol demands."""
 
     async def aclose(self) -> None: ...
+
+
+def _characters(conversation: Conversation) -> int:
+    """Characters that the prompt will hold at least; a message or call without any still costs a token."""
+    count = sum(len(msgspec.json.encode(tool.raw)) for tool in conversation.tools)
+    for message in conversation.messages:
+        count += MOST_CHARACTERS + len(message.text)
+        count += sum(MOST_CHARACTERS + len(call.arguments) for call in message.tool_calls)
+    return count
 
 
 def _applied(session: Sampling, request: Request, context_left: int, tokens_left: int | None, index: int) -> Sampling:
