@@ -26,6 +26,10 @@ class RunConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attempts: int = 1
     """Rollouts per task."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_attempts(self.attempts)
+
 
 class EvalConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`openforgerl eval`."""
@@ -33,6 +37,15 @@ class EvalConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
     run: RunOptions = RunOptions()
     attempts: int = 3
     """Attempts per task: k of pass@k and pass^k."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_attempts(self.attempts)
+
+
+def _check_attempts(attempts: int) -> None:
+    if attempts < 1:
+        raise ValueError(f"attempts must be 1 or more; got {attempts}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +71,11 @@ def config_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_chosen
 
 
-def resolve(schema: type[T], chosen: Chosen, base: dict[str, Any]) -> T | None:
+def resolve(
+    schema: type[T], chosen: Chosen, *, base: dict[str, Any] | None = None, flags: dict[str, Any] | None = None
+) -> T | None:
     """The verb's config, or None after printing it for --dry-run."""
-    config = load_config(schema, chosen.file, chosen.settings, base=base)
+    config = load_config(schema, chosen.file, chosen.settings, base=base, flags=flags)
     if chosen.dry_run:
         click.echo(resolved_json(config).decode())
         return None
@@ -83,7 +98,7 @@ def engine_section(spec: str | None) -> dict[str, Any]:
     return {"kind": chosen.kind, "path": chosen.path}
 
 
-def round_base(
+def round_flags(
     tasks: Path, spec: str | None, tokenizer: Path | None, harness: str | None, attempts: int | None
 ) -> dict[str, Any]:
     """Config tree of the flags that `run` and `eval` share."""

@@ -16,21 +16,28 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def load_config(
-    schema: type[T], file: Path | None, settings: Sequence[str], *, base: dict[str, Any] | None = None
+    schema: type[T],
+    file: Path | None,
+    settings: Sequence[str],
+    *,
+    base: dict[str, Any] | None = None,
+    flags: dict[str, Any] | None = None,
 ) -> T:
-    """The config of `schema`: `base` (a verb's own defaults), then `file`, then each `section.key=value`.
+    """The config of `schema`: `base` (a verb's own defaults), then `file`, then the command line:
+    `flags`, then each `section.key=value`.
 
     Raises ConfigError naming the file, the key and what is accepted.
     """
     tree: dict[str, Any] = dict(base or {})
     if file is not None:
         tree = _merged(tree, _read(file))
+    tree = _merged(tree, flags or {})
     for setting in settings:
         tree = _merged(tree, _setting(setting))
     try:
         return msgspec.convert(tree, schema)
     except msgspec.ValidationError as error:
-        where = str(file) if file is not None else "settings"
+        where = " and ".join([*([str(file)] if file is not None else []), *(["-s"] if settings else [])]) or "settings"
         raise ConfigError(f"{where}: {error}{_hint(schema, str(error))}") from error
 
 
@@ -72,12 +79,20 @@ def _merged(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hint(schema: type[msgspec.Struct], message: str) -> str:
-    """For an unknown key: the nearest known one."""
+    """For an unknown key: the nearest known one, or what its section has."""
     if "unknown field" not in message:
         return ""
     unknown = message.split("`")[1]
     close = difflib.get_close_matches(unknown, sorted(_known(schema)), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    section: Any = schema
+    for name in message.partition("`$.")[2].rstrip("`").split(".") if "`$." in message else ():
+        types = {field.encode_name: field.type for field in msgspec.structs.fields(section)}
+        section = types.get(name)
+        if not (isinstance(section, type) and issubclass(section, msgspec.Struct)):
+            return ""
+    return f" (known: {', '.join(field.encode_name for field in msgspec.structs.fields(section))})"
 
 
 def _known(schema: type[Any]) -> set[str]:

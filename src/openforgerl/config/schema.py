@@ -22,6 +22,10 @@ class TasksOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit: int | None = None
     """Keep only the first so many, in name order."""
 
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"tasks.limit must be 1 or more; got {self.limit}")
+
 
 class RoomsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one attempt needs, section by section; each section's fields are documented at its class."""
@@ -40,3 +44,9 @@ class RoomsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of each sandbox; a task may ask for less memory, not for more."""
     harness: HarnessOptions = HarnessOptions()
     rollout: RolloutOptions = RolloutOptions()
+
+    def __post_init__(self) -> None:
+        for field in msgspec.structs.fields(self.limits):
+            value: int | None = getattr(self.limits, field.name)
+            if value is not None and value < 1:
+                raise ValueError(f"limits.{field.name} must be 1 or more; got {value}")
