@@ -12,7 +12,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from openforgerl import plugins
 from openforgerl.cli.configs import Chosen, config_options, resolve
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
@@ -22,7 +21,7 @@ from openforgerl.demo.plots import LABELS, MEASURES
 from openforgerl.demo.report import build_report, read_facts, write_report
 from openforgerl.demo.seeds import summarise_seeds
 from openforgerl.demo.settings import DemoConfig, demo_defaults
-from openforgerl.orchestrator.assembly import keep_tokenizer, open_run
+from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_run
 from openforgerl.protocols import Progress
 
 
@@ -44,11 +43,11 @@ def demo(
     interrupted, the same command goes on where it stopped.
     """
     base = demo_defaults(harness)
-    config = resolve(DemoConfig, chosen, base)
+    config = resolve(DemoConfig, chosen, base=base)
     if config is None:
         return
     path = folder or Path("runs") / ("demo" if harness == "pi" else f"demo-{harness}")
-    plugins.load("harness", config.harness.name)(config.harness).layers()  # absent harness: say so before any work
+    check_rooms(config)  # an absent harness or bubblewrap: say so before any work
     with open_progress(sys.stderr) as progress:
         if seeds is None:
             report = _one(config, path, progress)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
-from openforgerl.cli.configs import Chosen, EvalConfig, config_options, resolve, round_base
+from openforgerl.cli.configs import Chosen, EvalConfig, config_options, resolve, round_flags
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import Round, run_round
@@ -21,10 +22,16 @@ from openforgerl.types import Failure, Verdict
 @click.command(name="eval")
 @click.argument("tasks", type=click.Path(path_type=Path, exists=True))
 @click.option("--engine", "spec", metavar="SPEC", help="scripted:FILE or torch:DIR.")
-@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True), help="Default: the engine's (torch:DIR).")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Default: the engine's (torch:DIR).",
+)
 @click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
 @click.option("--attempts", type=click.IntRange(1), help="Attempts per task, the k of pass@k.  [default: 3]")
-@click.option("--run", "folder", type=click.Path(path_type=Path), default=Path("runs/eval"), show_default=True)
+@click.option(
+    "--run", "folder", type=click.Path(path_type=Path), default=Path("runs/eval"), show_default=True, help="Run folder."
+)
 @config_options
 def eval(
     tasks: Path,
@@ -40,8 +47,8 @@ def eval(
     Prints pass@1, pass@k and pass^k with 95 % intervals over tasks and writes RUN/eval.json. Attempts that failed
     for reasons of ours are refilled, never counted as wrong.
     """
-    base = round_base(tasks, spec, tokenizer, harness, attempts)
-    config = resolve(EvalConfig, chosen, base)
+    flags = round_flags(tasks, spec, tokenizer, harness, attempts)
+    config = resolve(EvalConfig, chosen, flags=flags)
     if config is None:
         return
     with open_progress(sys.stderr) as progress:
@@ -54,7 +61,7 @@ def eval(
         )
     summary = summarise(results, seed=config.seed)
     failed = sum(isinstance(attempt.outcome, Failure) for attempt in result.last)
-    document = {
+    document: dict[str, Any] = {
         **msgspec.to_builtins(summary),
         "tasks": len(result.tasks),
         "attempts": config.attempts,

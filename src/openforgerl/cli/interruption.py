@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from openforgerl.errors import Interrupted
@@ -15,6 +16,16 @@ T = TypeVar("T")
 def run_until_interrupted(work: Coroutine[Any, Any, T], resume: str) -> T:
     """Run `work` to its end. On SIGINT or SIGTERM cancel it, let it clean up, and raise `Interrupted(resume)`."""
     return asyncio.run(_run(work, resume))
+
+
+@contextmanager
+def terminate_like_interrupt() -> Generator[None]:
+    """SIGTERM raises KeyboardInterrupt in this block, as Ctrl-C does: for long work outside an event loop."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def _run(work: Coroutine[Any, Any, T], resume: str) -> T:

@@ -5,6 +5,7 @@ Exit codes: 0 done · 1 it ran and failed · 2 wrong input, option or config · 
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,10 @@ VERBS = {
     "testing": "Small models and fakes for tests of your own.",
 }
 """Verb → its line in `--help`. A test compares this with what each verb says of itself."""
+
+
+WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EROFS)
+"""What is wrong when a path that somebody gave cannot be used; anything else (a full disk) is failed work."""
 
 
 class Verbs(click.Group):
@@ -64,16 +69,38 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = cli.main(args=None if argv is None else list(argv), prog_name="openforgerl", standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except (Interrupted, KeyboardInterrupt, click.Abort) as error:
-        click.echo(f"Interrupted. {error}".rstrip(), err=True)
-        sys.exit(130)
-    except InputError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
-    except OpenForgeError as error:
-        click.echo(f"Error: {type(error).__name__}: {error}", err=True)
-        sys.exit(1)
+    except (click.ClickException, click.Abort, KeyboardInterrupt, OpenForgeError, OSError, ExceptionGroup) as error:
+        sys.exit(_complain(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(error: BaseException) -> int:
+    """Say in one line what went wrong; the exit code. Errors that are bugs of ours go on, with their traceback."""
+    first = error
+    while isinstance(first, ExceptionGroup):  # a task group's: its first error is the cause, the others follow from it
+        first = first.exceptions[0]
+    match first:
+        case click.exceptions.NoArgsIsHelpError():
+            first.show()
+            return 2
+        case click.ClickException():
+            path = first.ctx.command_path if isinstance(first, click.UsageError) and first.ctx else "openforgerl"
+            click.echo(f"Error: {first.format_message()} (see {path} --help)", err=True)
+            return 2
+        case Interrupted() | KeyboardInterrupt() | click.Abort():
+            click.echo(f"Interrupted. {first}".rstrip(), err=True)
+            return 130
+        case InputError():
+            click.echo(f"Error: {first}", err=True)
+            return 2
+        case OpenForgeError():
+            click.echo(f"Error: {type(first).__name__}: {first}", err=True)
+            return 1
+        case OSError(filename=str() as name):
+            click.echo(f"Error: {name}: {first.strerror}", err=True)
+            return 2 if first.errno in WRONG_PATH else 1
+        case OSError():
+            click.echo(f"Error: {first}", err=True)
+            return 1
+        case _:
+            raise error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,6 +24,10 @@ from openforgerl import protocols
 
 LINE_EVERY_S = 10.0
 """Seconds between two plain lines of one stage, so that a log stays readable."""
+
+
+PIPE_WIDTH = 160
+"""Columns of tables that no terminal shows."""
 
 
 class BarProgress:
@@ -95,6 +101,12 @@ class _Stage:
             return ""
         seconds = (now - self.started) / fresh * (self.total - self.done)
         return f", about {seconds:.0f} s left"
+
+
+def open_console() -> Console:
+    """Standard output for tables. A pipe or file has no width of its own, so ids there stay in one piece to copy."""
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(width=wide)
 
 
 @contextmanager

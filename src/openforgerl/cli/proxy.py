@@ -13,7 +13,7 @@ from openforgerl.config import load_config
 from openforgerl.engines.opening import engine_options, open_engine
 from openforgerl.engines.options import EngineOptions
 from openforgerl.errors import ConfigError, Interrupted
-from openforgerl.orchestrator.assembly import keep_tokenizer
+from openforgerl.orchestrator.assembly import keep_tokenizer, listening, make_run_folder
 from openforgerl.proxy import ProxyOptions, ProxyServer
 from openforgerl.rendering import load_renderer
 from openforgerl.store import CallStore, Database
@@ -40,7 +40,14 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     type=click.Path(path_type=Path, dir_okay=False),
     help="Bearer token of the control port; made (0600) when missing.  [default: RUN/control-token]",
 )
-@click.option("--run", "folder", type=click.Path(path_type=Path), default=Path("runs/proxy"), show_default=True)
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=Path("runs/proxy"),
+    show_default=True,
+    help="Run folder.",
+)
 @click.option("-s", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one value; may be repeated.")
 def proxy(
     spec: str,
@@ -56,13 +63,13 @@ def proxy(
     Open a session on the control port (POST /v1/sessions) and point a harness at the base URL and key it answers
     with. Everything is recorded in RUN/run.sqlite; the control port's /openapi.json describes the rest.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     token_file = control_token_file or folder / "control-token"
     base = {"proxy": {"port": port, "control_port": control_port, "control_token_file": str(token_file)}}
     config = load_config(ProxyConfig, None, settings, base=base)
     chosen = engine_options(spec)
     if tokenizer is None and chosen.kind != "torch":
         raise ConfigError(f"engine {chosen.kind} has no tokenizer of its own: give --tokenizer DIR")
+    make_run_folder(folder)
     try:
         run_until_interrupted(
             _serve(config, spec, tokenizer or Path(chosen.path), folder), "Sessions and calls are kept."
@@ -77,9 +84,8 @@ async def _serve(config: ProxyConfig, spec: str, tokenizer: Path, folder: Path) 
     keep_tokenizer(folder, tokenizer)
     database = Database.open(folder / "run.sqlite")
     try:
-        async with ProxyServer(
-            engine=engine, renderer=renderer, store=CallStore(database), options=config.proxy
-        ) as server:
+        server = ProxyServer(engine=engine, renderer=renderer, store=CallStore(database), options=config.proxy)
+        async with listening(server):
             host, port = server.data_address
             control_host, control_port = server.control_address
             click.echo(f"Data port     http://{host}:{port} (agents: POST /s/SESSION/v1/chat/completions)")

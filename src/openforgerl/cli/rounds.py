@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from openforgerl.config import RoomsConfig
 from openforgerl.engines.opening import open_engine
 from openforgerl.errors import ConfigError
 from openforgerl.orchestrator import GroupResult, Recording, RunOptions, plan_rollouts
-from openforgerl.orchestrator.assembly import keep_tokenizer, open_house, open_run
+from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_house, open_run
 from openforgerl.protocols import Progress
 from openforgerl.rendering import load_renderer
 from openforgerl.tasks import read_tasks
@@ -34,6 +35,8 @@ class Round:
 
 def choose_tasks(config: RoomsConfig) -> list[Task]:
     """The tasks that `[tasks]` selects; ConfigError when none is left."""
+    if not config.tasks.path:
+        raise ConfigError("which tasks? name a task directory, or a directory of them: TASKS or [tasks] path")
     found = read_tasks(Path(config.tasks.path))
     if config.tasks.split is not None:
         found = [task for task in found if task.metadata.get("split") == config.tasks.split]
@@ -50,9 +53,13 @@ async def run_round(
     tasks = choose_tasks(config)
     tokenizer = tokenizer_directory(config)
     renderer = load_renderer(tokenizer)
-    async with open_run(folder, config) as opened:
-        keep_tokenizer(folder, tokenizer)
+    check_rooms(config)
+    async with contextlib.AsyncExitStack() as stack:
+        # The engine before the folder: a script or model that cannot be opened must not become the run's config.
         engine = open_engine(None, renderer, config.engine)
+        stack.push_async_callback(engine.close)
+        opened = await stack.enter_async_context(open_run(folder, config))
+        keep_tokenizer(folder, tokenizer)
         groups = plan_rollouts(
             tasks,
             run_id=opened.run_id,
@@ -70,19 +77,16 @@ async def run_round(
             elif isinstance(attempt.outcome, Verdict):
                 progress.advance(purpose, note=f"{rollout.task}: reward {attempt.outcome.reward:g}")
 
-        try:
-            async with open_house(
-                opened,
-                config,
-                run,
-                engine=engine,
-                renderer=renderer,
-                tasks={task.name: task for task in tasks},
-                on_attempt=on_attempt,
-            ) as house:
-                done = [result async for result in house.orchestrator.run(groups, Recording(source, Sampling()))]
-        finally:
-            await engine.close()
+        async with open_house(
+            opened,
+            config,
+            run,
+            engine=engine,
+            renderer=renderer,
+            tasks={task.name: task for task in tasks},
+            on_attempt=on_attempt,
+        ) as house:
+            done = [result async for result in house.orchestrator.run(groups, Recording(source, Sampling()))]
         progress.finish(purpose)
     order = {group[0].group_id: place for place, group in enumerate(groups)}
     done.sort(key=lambda result: order[result.rollouts[0].group_id])

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from openforgerl.cli.configs import Chosen, RunConfig, config_options, resolve, round_base
+from openforgerl.cli.configs import Chosen, RunConfig, config_options, resolve, round_flags
 from openforgerl.cli.interruption import run_until_interrupted
-from openforgerl.cli.progress import open_progress
+from openforgerl.cli.progress import open_console, open_progress
 from openforgerl.cli.rounds import Round, run_round
 from openforgerl.types import Failure, Verdict
 
@@ -19,10 +18,16 @@ from openforgerl.types import Failure, Verdict
 @click.command()
 @click.argument("tasks", type=click.Path(path_type=Path, exists=True))
 @click.option("--engine", "spec", metavar="SPEC", help="scripted:FILE or torch:DIR.")
-@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True), help="Default: the engine's (torch:DIR).")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Default: the engine's (torch:DIR).",
+)
 @click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
 @click.option("--attempts", type=click.IntRange(1), help="Rollouts per task.  [default: 1]")
-@click.option("--run", "folder", type=click.Path(path_type=Path), default=Path("runs/run"), show_default=True)
+@click.option(
+    "--run", "folder", type=click.Path(path_type=Path), default=Path("runs/run"), show_default=True, help="Run folder."
+)
 @config_options
 def run(
     tasks: Path,
@@ -37,8 +42,8 @@ def run(
 
     Look at what happened with `openforgerl show RUN`. Killed or interrupted, the same command resumes.
     """
-    base = round_base(tasks, spec, tokenizer, harness, attempts)
-    config = resolve(RunConfig, chosen, base)
+    flags = round_flags(tasks, spec, tokenizer, harness, attempts)
+    config = resolve(RunConfig, chosen, flags=flags)
     if config is None:
         return
     with open_progress(sys.stderr) as progress:
@@ -50,7 +55,9 @@ def run(
 
 
 def _print(result: Round, folder: Path) -> None:
-    table = Table("task", "attempt", "outcome")
+    table = Table()
+    for column in ("task", "attempt", "outcome"):
+        table.add_column(column, overflow="fold")
     for attempt in result.last:
         outcome = attempt.outcome
         said = (
@@ -61,6 +68,6 @@ def _print(result: Round, folder: Path) -> None:
             else ""
         )
         table.add_row(result.rollouts[attempt.rollout_id].task, attempt.attempt_id, said)
-    console = Console()
+    console = open_console()
     console.print(table)
     console.print(f"Look closer: openforgerl show {folder} ATTEMPT", highlight=False)

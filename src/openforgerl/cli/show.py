@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from openforgerl.cli.progress import open_console
 from openforgerl.errors import InputError
-from openforgerl.orchestrator.assembly import TOKENIZER
+from openforgerl.orchestrator.assembly import TOKENIZER, read_run
 from openforgerl.protocols import Renderer
 from openforgerl.rendering import load_renderer
-from openforgerl.store import CallStore, Database, RunStore
+from openforgerl.store import CallStore, RunStore
 from openforgerl.trajectory import Mark, annotate
 from openforgerl.types import Attempt, Failure, ModelCall, Rollout, SampleSet, Verdict
 
@@ -27,7 +28,9 @@ BRACKETS = {"context": ("", ""), "trained": ("⟦", "⟧"), "masked": ("⟨", "�
 @click.command()
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("attempt", required=False)
-@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True), help="Default: the one kept in RUN.")
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Default: the one kept in RUN."
+)
 @click.option("--failed", is_flag=True, help="List only attempts without a verdict.")
 @click.option(
     "--limit", type=click.IntRange(1), default=40, show_default=True, help="List so many attempts, latest last."
@@ -37,7 +40,7 @@ def show(folder: Path, attempt: str | None, tokenizer: Path | None, failed: bool
 
     Trained tokens are green in ⟦ ⟧, masked ones yellow in ⟨reason: ⟩, context is dim. Works beside a running run.
     """
-    console = Console()
+    console = open_console()
     if attempt is None:
         asyncio.run(_list(folder, failed, limit, console))
         return
@@ -48,7 +51,7 @@ def show(folder: Path, attempt: str | None, tokenizer: Path | None, failed: bool
 
 
 async def _list(folder: Path, failed: bool, limit: int, console: Console) -> None:
-    database = _open(folder)
+    database = read_run(folder)
     try:
         store = RunStore(database)
         attempts = await store.attempts()
@@ -56,7 +59,8 @@ async def _list(folder: Path, failed: bool, limit: int, console: Console) -> Non
     finally:
         await database.close()
     _summary(attempts, rollouts, console)
-    chosen = [attempt for attempt in attempts if not failed or isinstance(attempt.outcome, Failure)][-limit:]
+    wanted = [attempt for attempt in attempts if not failed or isinstance(attempt.outcome, Failure)]
+    chosen = wanted[-limit:]
     table = Table()
     for column in ("attempt", "task", "outcome", "seconds"):
         table.add_column(column, overflow="fold")
@@ -64,8 +68,8 @@ async def _list(folder: Path, failed: bool, limit: int, console: Console) -> Non
         seconds = "" if attempt.finished_at is None else f"{attempt.finished_at - attempt.started_at:.1f}"
         table.add_row(attempt.attempt_id, rollouts[attempt.rollout_id].task, _outcome(attempt), seconds)
     console.print(table)
-    if len(attempts) > len(chosen):
-        console.print(f"{len(chosen)} of {len(attempts)} attempts shown; --limit N shows more", highlight=False)
+    if len(wanted) > len(chosen):
+        console.print(f"{len(chosen)} of {len(wanted)} attempts shown; --limit N shows more", highlight=False)
 
 
 def _summary(attempts: list[Attempt], rollouts: dict[str, Rollout], console: Console) -> None:
@@ -81,7 +85,7 @@ def _summary(attempts: list[Attempt], rollouts: dict[str, Rollout], console: Con
 
 
 async def _attempt(folder: Path, attempt_id: str, renderer: Renderer, console: Console) -> None:
-    database = _open(folder)
+    database = read_run(folder)
     try:
         store = RunStore(database)
         found = {attempt.attempt_id: attempt for attempt in await store.attempts()}
@@ -146,10 +150,3 @@ def _outcome(attempt: Attempt) -> str:
     if isinstance(outcome, Verdict):
         return f"reward {outcome.reward:g} ({'solved' if outcome.passed else 'not solved'}, {outcome.ending})"
     return f"{outcome.origin} failure: {outcome.kind}"
-
-
-def _open(folder: Path) -> Database:
-    path = folder / "run.sqlite"
-    if not path.is_file():
-        raise InputError(f"{folder} is no run folder: it has no run.sqlite")
-    return Database.read_only(path)

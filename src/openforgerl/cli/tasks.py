@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from openforgerl.cli.progress import open_console
+from openforgerl.errors import InputError
 from openforgerl.tasks import lint, plan_environment, read_task, read_tasks, task_directories
 
 PATH = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -23,11 +24,13 @@ def tasks() -> None:
 @click.argument("path", type=PATH)
 def list_command(path: Path) -> None:
     """List the tasks in PATH (a task directory, or a directory of them)."""
-    table = Table("task", "split", "agent limit", "instruction")
+    table = Table()
+    for column in ("task", "split", "agent limit", "instruction"):
+        table.add_column(column, overflow="fold")
     for task in read_tasks(path):
         first = task.instruction.strip().splitlines()[0]
         table.add_row(task.name, str(task.metadata.get("split", "")), f"{task.agent_timeout:g} s", first)
-    Console().print(table)
+    open_console().print(table)
 
 
 @tasks.command()
@@ -50,9 +53,12 @@ def show(path: Path) -> None:
 def check(path: Path) -> None:
     """Check the task directories in PATH. Exit code 1 when one cannot be used."""
     bad = 0
-    for directory in task_directories(path):
+    directories = task_directories(path)
+    if not directories:
+        raise InputError(f"{path} holds no task: no directory with a task.toml in it")
+    for directory in directories:
         for finding in lint(directory):
             bad += finding.level == "error"
             click.echo(f"{directory.name}: {finding}")
-    click.echo(f"{len(task_directories(path))} task directories, {bad} errors")
+    click.echo(f"{len(directories)} task directories, {bad} errors")
     sys.exit(1 if bad else 0)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from openforgerl.cli.configs import Chosen, config_options, given, resolve
-from openforgerl.cli.interruption import run_until_interrupted
+from openforgerl.cli.interruption import run_until_interrupted, terminate_like_interrupt
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import choose_tasks
 from openforgerl.config import RoomsConfig
 from openforgerl.errors import ConfigError, InputError, Interrupted
 from openforgerl.orchestrator import RunOptions
-from openforgerl.orchestrator.assembly import keep_tokenizer, open_run
+from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_run, read_run
 from openforgerl.protocols import Progress
 from openforgerl.rendering import load_renderer
-from openforgerl.store import Database, RunStore
+from openforgerl.store import RunStore
 from openforgerl.training.grpo import StepReport
 from openforgerl.training.learner import Learner
 from openforgerl.training.objectives import StepMetrics
@@ -56,7 +55,7 @@ def train() -> None:
     """SFT or GRPO on rollouts collected inside the harness."""
 
 
-@train.command()
+@train.command(short_help="Fine-tune on recorded successes.")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--model", required=True, type=click.Path(path_type=Path, exists=True, file_okay=False), help="Start.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Where checkpoints go.")
@@ -67,14 +66,17 @@ def sft(
     out: Path,
     chosen: Chosen,
 ) -> None:
-    """Fine-tune MODEL on the solved attempts recorded in RUNS (run folders). Resumes when killed."""
-    config = resolve(SftConfig, chosen, {})
+    """Fine-tune MODEL on the solved attempts recorded in RUNS (run folders).
+
+    Killed or interrupted, the same command goes on from the last checkpoint in OUT.
+    """
+    config = resolve(SftConfig, chosen)
     if config is None:
         return
     train_rows, validation_rows = run_until_interrupted(_successes(runs, config), "Nothing was started.")
     learner = Learner(model, config.sft.learner, planned_steps=config.sft.steps)
     try:
-        with open_progress(sys.stderr) as progress:
+        with terminate_like_interrupt(), open_progress(sys.stderr) as progress:
             progress.start("SFT", config.sft.steps)
 
             def on_step(metrics: StepMetrics, point: ValidationPoint | None) -> None:
@@ -94,7 +96,7 @@ async def _successes(runs: tuple[Path, ...], config: SftConfig) -> tuple[list[Sa
     """Samples of solved attempts, split by task so that no task is on both sides."""
     by_task: dict[str, list[Sample]] = {}
     for folder in runs:
-        database = Database.read_only(folder / "run.sqlite")
+        database = read_run(folder)
         try:
             store = RunStore(database)
             rollouts = {rollout.rollout_id: rollout for rollout in await store.rollouts()}
@@ -117,13 +119,15 @@ async def _successes(runs: tuple[Path, ...], config: SftConfig) -> tuple[list[Sa
     )
 
 
-@train.command()
+@train.command(short_help="GRPO, every rollout in the harness.")
 @click.argument("tasks", required=False, type=click.Path(path_type=Path, exists=True))
 @click.option(
     "--model", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Model directory to start."
 )
 @click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
-@click.option("--run", "folder", type=click.Path(path_type=Path), default=Path("runs/grpo"), show_default=True)
+@click.option(
+    "--run", "folder", type=click.Path(path_type=Path), default=Path("runs/grpo"), show_default=True, help="Run folder."
+)
 @config_options
 def grpo(
     tasks: Path | None,
@@ -137,12 +141,12 @@ def grpo(
     Checkpoints are model directories in RUN/checkpoints/rl; any of them serves as `--engine torch:DIR`. Killed or
     interrupted, the same command goes on with the next step.
     """
-    base: dict[str, Any] = given(
+    flags = given(
         engine={"kind": "torch" if model else None, "path": str(model) if model else None},
         harness={"name": harness},
         tasks={"path": str(tasks) if tasks else None},
     )
-    config = resolve(GrpoConfig, chosen, base)
+    config = resolve(GrpoConfig, chosen, flags=flags)
     if config is None:
         return
     if config.engine.kind != "torch" or not config.engine.path:
@@ -155,6 +159,8 @@ def grpo(
 
 async def _grpo(config: GrpoConfig, model: Path, folder: Path, progress: Progress) -> Path:
     options = config.train
+    tasks, renderer = choose_tasks(config), load_renderer(model)
+    check_rooms(config)
     progress.start("GRPO", options.steps)
 
     def on_attempt(rollout: Rollout, attempt: Attempt) -> None:
@@ -172,8 +178,8 @@ async def _grpo(config: GrpoConfig, model: Path, folder: Path, progress: Progres
             config.run,
             options,
             start=model,
-            tasks=choose_tasks(config),
-            renderer=load_renderer(model),
+            tasks=tasks,
+            renderer=renderer,
             watch=Watch(on_attempt, on_step),
         )
     progress.finish("GRPO")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,13 +18,14 @@ import msgspec
 
 from openforgerl import plugins
 from openforgerl.config import RoomsConfig, resolved_json
-from openforgerl.errors import ConfigError
+from openforgerl.errors import ConfigError, InputError
 from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.orchestrator.options import RunOptions
 from openforgerl.orchestrator.runs import Orchestrator
 from openforgerl.protocols import Harness, InferenceEngine, Renderer, Sandboxes
 from openforgerl.proxy import InProcessSessions, ProxyServer
 from openforgerl.rollout import Rooms
+from openforgerl.sandboxes.bubblewrap import find_bwrap
 from openforgerl.store import CallStore, Database, RunStore
 from openforgerl.tasks import plan_environment
 from openforgerl.types import Attempt, Rollout, SandboxSpec, Task
@@ -55,9 +57,9 @@ async def open_run(path: Path, config: msgspec.Struct) -> AsyncGenerator[RunFold
     """Open or resume the run at `path`.
 
     The run id is derived from the folder's absolute path, so that leftover sandboxes are found after a
-    restart. Raises ConfigError when the folder belongs to a run with another config.
+    restart. Raises ConfigError when the folder cannot be written or belongs to a run with another config.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    make_run_folder(path)
     resolved = resolved_json(config)
     config_file = path / CONFIG_FILE
     if config_file.exists() and config_file.read_bytes() != resolved:
@@ -77,6 +79,48 @@ async def open_run(path: Path, config: msgspec.Struct) -> AsyncGenerator[RunFold
         yield RunFolder(path, run_id, store, CallStore(database))
     finally:
         await database.close()
+
+
+def make_run_folder(path: Path) -> None:
+    """Make a run folder when missing. ConfigError naming it when it cannot be made or written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run folder {path} cannot be made ({error.strerror}); name another with --run") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"run folder {path} cannot be written by this user; name another with --run")
+
+
+def read_run(path: Path) -> Database:
+    """The database of the run at `path`, read-only, also beside a running run. InputError when there is none."""
+    file = path / "run.sqlite"
+    if not file.is_file():
+        raise InputError(f"{path} is no run folder: it has no run.sqlite")
+    return Database.read_only(file)
+
+
+def check_rooms(config: RoomsConfig) -> None:
+    """Everything the config names is here. A run calls this before it touches its folder: a config that cannot
+    work is then not the folder's config. Raises InputError saying how to get what is missing."""
+    plugins.load("sandbox", config.backend)
+    if config.backend == "process":
+        find_bwrap(config.sandbox.bwrap)
+    open_harness(config.harness).layers()
+
+
+@asynccontextmanager
+async def listening(proxy: ProxyServer) -> AsyncGenerator[ProxyServer]:
+    """Serve `proxy`. ConfigError naming the address and the ways out when it cannot be listened on."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(proxy.serving())
+        except OSError as error:
+            options = proxy.options
+            raise ConfigError(
+                f"the proxy cannot listen on {options.host}, ports {options.port} and {options.control_port} "
+                f"(proxy.host, proxy.port, proxy.control_port): {error.strerror or error}; port 0 takes any free one"
+            ) from error
+        yield proxy
 
 
 def keep_tokenizer(folder: Path, source: Path) -> None:
@@ -114,7 +158,7 @@ async def open_house(
     sandboxes: Sandboxes = plugins.load("sandbox", config.backend)(config.sandbox, folder.path / "sandboxes")
     async with contextlib.AsyncExitStack() as stack:
         proxy = ProxyServer(engine=engine, renderer=renderer, store=folder.calls, options=config.proxy)
-        await stack.enter_async_context(proxy.serving())
+        await stack.enter_async_context(listening(proxy))
         specs: dict[str, SandboxSpec] = {}
 
         def spec(task: Task) -> SandboxSpec:
