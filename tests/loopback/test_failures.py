@@ -313,3 +313,52 @@ async def test_an_answer_whose_arguments_never_close_is_answered_on(
         history = [*ask()["messages"], first, told]
         second = await client.post({"messages": history, "tools": TOOLS})
     assert second.status == 200
+
+
+class SlowToBegin(CallStore):
+    """A disk that takes its time over intents."""
+
+    async def begin(self, call: ModelCall) -> None:
+        await asyncio.sleep(0.2)
+        await super().begin(call)
+
+
+async def test_the_first_requests_of_a_session_may_come_together(tmp_path: Path, renderer: ChatRenderer) -> None:
+    """A title request beside the first turn, and a retry of it: whoever is still being recorded is known already."""
+    title = {"messages": [{"role": "system", "content": "You are a title generator."}, *ask()["messages"]]}
+    engine = scripted(renderer, {"text": "ok", "times": 0})
+    async with house(tmp_path, renderer, engine, store=SlowToBegin) as home:
+        client = await home.client()
+        await asyncio.gather(client.post(title), client.post(ask("Go.")), client.post(ask("Go.")))
+        roles = sorted(call.role.value for call in await home.calls())
+    assert roles == ["main", "main", "side"]
+
+
+class OnceRefusing(RefusingRenderer):
+    """A renderer whose template raises for the first conversation only."""
+
+    def render(self, *given: Any, **fields: Any) -> Prompt:
+        self.render = self._renderer.render
+        return super().render(*given, **fields)
+
+
+class OnceFull(CallStore):
+    """A store that cannot write the first intent."""
+
+    async def begin(self, call: ModelCall) -> None:
+        self.begin = super().begin
+        raise StoreError("disk full")
+
+
+@pytest.mark.parametrize(("refusing", "store", "status"), [(True, CallStore, 400), (False, OnceFull, 500)])
+async def test_a_first_request_that_is_not_recorded_leaves_the_opening_to_the_next(
+    tmp_path: Path, renderer: ChatRenderer, refusing: bool, store: type[CallStore], status: int
+) -> None:
+    chosen = OnceRefusing(renderer) if refusing else renderer
+    engine = scripted(renderer, {"text": "ok", "times": 0})
+    async with house(tmp_path, chosen, engine, store=store) as home:
+        client = await home.client()
+        first, second = await client.post(ask("Not this.")), await client.post(ask("But this."))
+        (call,) = await home.calls()
+    assert (first.status, second.status) == (status, 200)
+    assert (call.role.value, call.thread) == ("main", "main")

@@ -163,9 +163,13 @@ class Exchange:
             await self._until_stopped(session.take_place())
             try:
                 call, prompt_left = self._prepare()
-                await self._gateway.store.begin(call)
+                session.remember(call)  # before any wait: calls that arrive meanwhile are told apart by what is known
+                try:
+                    await self._gateway.store.begin(call)
+                except BaseException:
+                    session.forget(call.call_id)
+                    raise
                 self._call = call
-                session.remember(call)
                 if prompt_left < 1:
                     raise ContextOverflow(len(call.prompt.ids), self._gateway.engine.context_length)
                 return await self._complete(call, await self._until_stopped(self._generate(call)))
@@ -188,7 +192,7 @@ class Exchange:
             session.known,
             request.conversation,
             headers=self._arrival.headers,
-            opening=index == 0,
+            opening=not session.known,
             max_tokens=request.max_tokens,
         )
         conversation = session.shared(request.conversation, found.parent_call_id)

@@ -170,6 +170,10 @@ class LiveSession:
         if self.record.state is SessionState.OPEN:
             self._known[call.call_id] = _light(call)
 
+    def forget(self, call_id: str) -> None:
+        """A call that could not be recorded: nothing may be attributed to it."""
+        self._known.pop(call_id, None)
+
     def shared(self, conversation: Conversation, parent_call_id: str | None) -> Conversation:
         """An equal conversation that shares the parent call's messages and tools instead of repeating them.
 
