@@ -23,6 +23,9 @@ from openforgerl.store import StepRecord
 from openforgerl.training.checkpoints import list_checkpoints, verify_checkpoint
 from openforgerl.types import Attempt, Failure, Rollout, SampleSet, Task, Verdict
 
+HEADLINE_SPLITS = ("heldout", "heldout-phrasing")
+"""Held-out tasks of the trained families: what the table and the gain are about. Families that no stage ever
+trained on ask another question and are reported apart."""
 SPLIT_LABELS = {
     "heldout": "new parameters",
     "heldout-phrasing": "new wording",
@@ -80,8 +83,9 @@ async def read_facts(folder: RunFolder, config: DemoConfig, tasks: Sequence[Task
 def build_report(facts: Facts) -> dict[str, Any]:
     """The whole of `report.json`."""
     config = facts.config
-    results = {stage: facts.results(stage) for stage in STAGES}
-    by_split = {stage: summarise_by(results[stage], "split", seed=config.seed) for stage in STAGES}
+    everything = {stage: facts.results(stage) for stage in STAGES}
+    by_split = {stage: summarise_by(everything[stage], "split", seed=config.seed) for stage in STAGES}
+    results = {stage: [r for r in everything[stage] if r.labels["split"] in HEADLINE_SPLITS] for stage in STAGES}
     gain = compare_stages(results["sft"], results["rl"], seed=config.seed)
     parameters = (base_model() / "model.safetensors").stat().st_size // 4
     return {
@@ -94,7 +98,12 @@ def build_report(facts: Facts) -> dict[str, Any]:
             for split in HELD_OUT_SPLITS
             if split in by_split["rl"]
         },
-        "evaluation": {"tasks": len(results["rl"]), "attempts": config.demo.eval_attempts, "temperature": 1.0},
+        "evaluation": {
+            "tasks": len(results["rl"]),
+            "splits": list(HEADLINE_SPLITS),
+            "attempts": config.demo.eval_attempts,
+            "temperature": 1.0,
+        },
         "curves": {
             "reward": [step.metrics["reward_mean"] for step in facts.steps],
             "sft_validation": list(facts.curve),

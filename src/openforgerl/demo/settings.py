@@ -45,12 +45,14 @@ def demo_defaults(harness: str) -> dict[str, Any]:
     """What the demo sets before a person's own settings."""
     return {
         "harness": {"name": harness},
-        "rollout": {"max_output_tokens": 96, "calls": 8, "sampled_tokens": 1024, "agent_timeout": 60.0},
+        "rollout": {"max_output_tokens": 64, "calls": 8, "sampled_tokens": 1024, "agent_timeout": 60.0},
         "run": {"concurrency": 4},
         # Muon in both stages: with some hundred updates in all, AdamW has moved such a small model too little.
         "sft": {
-            "steps": 100,
-            "learner": {"optimizer": {"kind": "muon", "lr": 4e-3, "decay": "linear", "decay_start": 0.0}},
+            "steps": 120,
+            "learner": {
+                "optimizer": {"kind": "muon", "lr": 4e-3, "warmup_steps": 10, "decay": "linear", "decay_start": 0.0}
+            },
         },
-        "train": {"steps": 37, "learner": {"optimizer": {"kind": "muon", "lr": 1e-3}}},
+        "train": {"steps": 37, "learner": {"optimizer": {"kind": "muon", "lr": 1e-3, "warmup_steps": 4}}},
     }
