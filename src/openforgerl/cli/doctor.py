@@ -45,7 +45,7 @@ def _packages() -> Iterator[Check]:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            fix = f"pip install 'openforgerl[{extra}]'"
+            fix = f"in the checkout: pip install -c constraints.txt -e '.[{extra}]'"
             yield Check(check=name, ok=False, detail="not installed", fix=fix, required=False)
         else:
             yield Check(check=name, ok=True, detail=version)
