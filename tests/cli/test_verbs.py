@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import sqlite3
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import click
 import pytest
 
+from openforgerl.cli.interruption import terminate_like_interrupt
 from openforgerl.cli.main import VERBS, cli, main
 from openforgerl.cli.reference import commands, reference
 from openforgerl.errors import StoreError
@@ -239,6 +241,24 @@ def test_the_first_error_of_a_task_group_is_said_in_one_line(
 
     monkeypatch.setattr(cli, "main", fail)
     assert ran(capsys) == (1, "", "Error: StoreError: the disk is full\n")
+
+
+def test_without_a_home_directory_the_cache_must_be_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("OPENFORGERL_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)  # as for a user id that /etc/passwd does not list
+    assert "OPENFORGERL_CACHE" in refused(capsys, "harness", "list")
+
+
+def test_sigterm_interrupts_long_work_outside_an_event_loop() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), terminate_like_interrupt():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

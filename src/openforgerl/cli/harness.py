@@ -30,9 +30,10 @@ def install_command(name: str, cache: str | None) -> None:
 @click.option("--cache", default=None, help="Where to look; default $OPENFORGERL_CACHE or ~/.cache/openforgerl.")
 def list_command(cache: str | None) -> None:
     """List harnesses, their pinned versions, and which are installed."""
+    directory = _cache(cache)
     for name in sorted(RECIPES):
         try:
-            found = inspect(name, _cache(cache))
+            found = inspect(name, directory)
         except InputError as error:
             click.echo(f"{name:<10} {RECIPES[name].version:<10} not usable: {error}")
         else:

@@ -50,9 +50,14 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def default_cache() -> Path:
-    """$OPENFORGERL_CACHE, else ~/.cache/openforgerl."""
+    """$OPENFORGERL_CACHE, else ~/.cache/openforgerl. InputError when this user has no home directory either."""
     named = os.environ.get("OPENFORGERL_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "openforgerl"
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "openforgerl"
+    except RuntimeError as error:
+        raise InputError("this user has no home directory: set OPENFORGERL_CACHE to a writable folder") from error
 
 
 def directory_of(recipe: Recipe, cache_dir: Path) -> Path:
