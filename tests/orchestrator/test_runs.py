@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from openforgerl.orchestrator import OrchestratedGroups, Recording, RunOptions, 
 from openforgerl.orchestrator.runs import INTERRUPTED
 from openforgerl.rollout import OnTimeout, RolloutOptions
 from openforgerl.testing.fake_sandbox import FakeSandbox, Program
-from openforgerl.types import Attempt, CallStatus, Exit, Failure, Origin, Sampling, Source, Stage, Verdict
+from openforgerl.types import Attempt, CallStatus, Exit, Failure, Origin, Sampling, SandboxSpec, Source, Stage, Verdict
 
 from .bench import SECRET, Bench
 
@@ -108,6 +109,40 @@ async def test_what_the_model_caused_is_graded(bench: Bench) -> None:
     results = await bench.run(bench.orchestrator())
     endings = {a.outcome.ending for r in results for a in r.attempts if isinstance(a.outcome, Verdict)}
     assert endings == {"crashed_by_policy"}
+
+
+async def test_a_state_too_large_to_carry_is_graded_lowest_and_not_discarded(bench: Bench) -> None:
+    """Else a policy could avoid its grade, and its whole group's, by filling its work directory."""
+
+    async def fill(sandbox: FakeSandbox, program: Program) -> Exit:
+        if sandbox.attempt_id.endswith("-0-a0"):  # a place that the verifier would reward
+            await sandbox.write(f"{SandboxSpec(run_id='run').workdir}/junk", b"x" * (2**20 + 1))
+        return Exit(code=0)
+
+    bench.sandboxes.behaviour = fill
+    bench.tasks = bench.tasks[:1]
+    (result,) = await bench.run(bench.orchestrator(rollout=RolloutOptions(export_mb=1)))
+    assert (result.dropped, result.refills) == (False, 0)
+    filled, *others = [attempt.outcome for attempt in result.attempts if isinstance(attempt.outcome, Verdict)]
+    assert (filled.reward, filled.passed, filled.graded.value, filled.ending) == (0.0, False, "assigned", "limit:state")
+    assert [verdict.reward for verdict in others] == [0.0, 1.0, 0.0]
+
+
+async def test_a_task_that_is_itself_too_large_to_carry_is_no_reward(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"x" * (2**20 + 1))
+
+    async def idle(sandbox: FakeSandbox, program: Program) -> Exit:
+        await sandbox.write(f"{SandboxSpec(run_id='run').workdir}/big", b"x" * (2**20 + 1))
+        return Exit(code=0)
+
+    bench.sandboxes.behaviour = idle
+    bench.tasks = bench.tasks[:1]
+    orchestrator = bench.orchestrator(rollout=RolloutOptions(export_mb=1))
+    workdir = SandboxSpec(run_id="run").workdir
+    spec = SandboxSpec(run_id="run", files={f"{workdir}/big": str(tmp_path / "big")})
+    orchestrator.rooms = dataclasses.replace(orchestrator.rooms, spec=lambda task: spec)
+    (result,) = await bench.run(orchestrator, per_task=1)
+    assert result.dropped
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from openforgerl.types import (
     Limits,
     ModelCall,
     OpenedSession,
+    Origin,
     Outcome,
     Plan,
     Rollout,
@@ -209,21 +210,44 @@ async def _grade(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, ending: str)
     """Grade the state as left in a fresh sandbox, to which only declared paths are carried, as data."""
     task, options = work.task, rooms.options
     if ending == "limit:time" and options.on_timeout is OnTimeout.ZERO:
-        low, _ = task.reward_range
-        return Verdict(
-            reward=low, passed=False, reward_range=task.reward_range, graded=GradedHow.ASSIGNED, ending=ending
-        )
+        return _lowest(task, ending)
     spec = rooms.spec(task)
     with tempfile.TemporaryDirectory(prefix="openforgerl-carry-") as name:
         carried = Path(name)
         paths = [spec.workdir, *task.artifacts]
-        await sandbox.export(paths, carried, limit=options.export_mb * 2**20)
+        limit = options.export_mb * 2**20
+        try:
+            await sandbox.export(paths, carried, limit=limit)
+        except StageError as error:
+            if error.origin is not Origin.POLICY or _bytes_of(spec.files.values()) > limit:
+                raise
+            # What the policy left cannot be carried to a verifier. Discarding it would let it choose not to be graded.
+            return _lowest(task, "limit:state", export=error.message)
         files = {path: str(carried / path.lstrip("/")) for path in paths if (carried / path.lstrip("/")).exists()}
         # Nothing of the agent's surroundings but the declared files: no network, no variables, fresh directories.
         fresh_spec = msgspec.structs.replace(spec, files=files, endpoint=None, env={}, scratch=rooms.verifier.scratch)
         async with rooms.sandboxes.create(fresh_spec, f"{work.attempt.attempt_id}-verify") as fresh:
             verdict = await rooms.verifier.verify(task, fresh, build(work.attempt.attempt_id, work.calls))
     return msgspec.structs.replace(verdict, ending=ending)
+
+
+def _lowest(task: Task, ending: str, **evidence: str) -> Verdict:
+    low, _ = task.reward_range
+    return Verdict(
+        reward=low,
+        passed=False,
+        reward_range=task.reward_range,
+        evidence=evidence,
+        graded=GradedHow.ASSIGNED,
+        ending=ending,
+    )
+
+
+def _bytes_of(paths: Iterable[str]) -> int:
+    """Size of host files and trees: what a task itself brings."""
+    trees = [Path(path) for path in paths]
+    files = [file for tree in trees for file in ([tree] if tree.is_file() else tree.rglob("*"))]
+    return sum(file.lstat().st_size for file in files if file.is_file())
 
 
 def _timeout(work: AttemptWork, rooms: Rooms) -> float:

@@ -42,7 +42,7 @@ class GradedHow(enum.StrEnum):
     VERIFIER = "verifier"
     """The task's verifier ran on the state as left."""
     ASSIGNED = "assigned"
-    """A policy setting assigned it (`on_timeout = "zero"`); no verifier ran."""
+    """No verifier ran: a setting assigned it (`on_timeout = "zero"`), or the policy left more than can be carried."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
@@ -60,7 +60,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     """What a person needs to believe it: output tail, file digests, exit code."""
     graded: GradedHow = GradedHow.VERIFIER
     ending: str = "finished"
-    """How the harness ended before grading: finished, gave_up, limit:<which>, crashed_by_policy."""
+    """How the harness ended before grading: finished, gave_up, limit:<which>, crashed_by_policy. `limit:state`: it left
+    more than can be carried to a verifier."""
 
     def __post_init__(self) -> None:
         low, high = self.reward_range
