@@ -47,6 +47,7 @@ class FakeSessions:
     """Every session holds one complete call; remembers what was opened and sealed."""
 
     opened: list[str] = field(default_factory=list)
+    seeds: dict[str, int | None] = field(default_factory=dict)
     sealed: list[str] = field(default_factory=list)
     status: CallStatus = CallStatus.COMPLETE
 
@@ -60,6 +61,7 @@ class FakeSessions:
         template_kwargs: Mapping[str, JsonValue],
     ) -> OpenedSession:
         self.opened.append(session_id)
+        self.seeds[session_id] = sampling.seed
         return OpenedSession(session_id=session_id, key=SECRET, base_urls={"chat": f"http://proxy:1/s/{session_id}/v1"})
 
     async def seal(self, session_id: str) -> None:

@@ -6,16 +6,17 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from openforgerl.errors import AlreadyCommitted, StageError
 from openforgerl.orchestrator import OrchestratedGroups, Recording, RunOptions, plan_rollouts
 from openforgerl.orchestrator.runs import INTERRUPTED
 from openforgerl.rollout import OnTimeout, RolloutOptions
-from openforgerl.testing.fake_sandbox import FakeSandbox, Program
+from openforgerl.testing.fake_sandbox import FakeSandbox, FakeSandboxes, Program
 from openforgerl.types import Attempt, CallStatus, Exit, Failure, Origin, Sampling, SandboxSpec, Source, Stage, Verdict
 
-from .bench import SECRET, Bench
+from .bench import SECRET, Bench, FakeSessions, RewardFromIndex
 
 
 async def test_every_rollout_gets_its_verdict_and_samples(bench: Bench) -> None:
@@ -189,6 +190,25 @@ async def test_a_restart_runs_nothing_twice_and_leaves_nothing_open(bench: Bench
         return result.rollouts[0].group_id  # type: ignore[attr-defined]
 
     assert [r.attempts for r in sorted(again, key=key)] == [r.attempts for r in sorted(first, key=key)]
+
+
+async def test_a_refill_is_another_draw_and_a_restart_the_same(bench: Bench) -> None:
+    """With the seed of what was discarded, a refill would time out (or crash its harness) in the same way again."""
+    bench.tasks = bench.tasks[:1]
+    ((rollout,),) = bench.plan(per_task=1)
+    bench.sandboxes.plant("exec", OSError("gone"), times=2)  # type: ignore[arg-type]
+    await bench.run(bench.orchestrator(RunOptions(refill_limit=2)), per_task=1)
+    seeds = [bench.sessions.seeds[f"{rollout.rollout_id}-a{number}"] for number in range(3)]
+    assert seeds[0] == rollout.seed and len(set(seeds)) == 3
+    again = Bench(bench.folder, bench.database, FakeSessions(), FakeSandboxes(), RewardFromIndex(), bench.tasks)
+    other = msgspec.structs.replace(rollout, rollout_id="r-0", group_id="other")
+    await again.store.plan([other])
+    await again.store.begin_attempt(Attempt(attempt_id="r-0-a0", rollout_id="r-0", number=0, started_at=1.0))
+    orchestrator = again.orchestrator()
+    await orchestrator.reconcile("run")
+    async for _ in orchestrator.run([[other]], Recording(Source.POLICY, Sampling())):
+        pass
+    assert again.sessions.seeds == {"r-0-a1": rollout.seed}
 
 
 async def test_an_attempt_whose_process_died_is_closed_and_run_again_for_free(bench: Bench) -> None:

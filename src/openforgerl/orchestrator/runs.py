@@ -130,29 +130,31 @@ class Orchestrator:
     async def _rollout(self, rollout: Rollout, recording: Recording, budget: _Budget) -> Attempt:
         """Attempts until a verdict, a failure that cannot be retried, or the end of the group's refills."""
         earlier = sorted(await self.store.attempts(rollout.rollout_id), key=lambda attempt: attempt.number)
-        number = 0
+        number = redraws = 0
         for attempt in earlier:
             number = attempt.number + 1
             if not self._again(attempt, budget):
                 return attempt
+            redraws += not _interrupted(attempt)
         while True:
             async with self._places:
-                attempt = await self._attempt(rollout, number, recording)
+                attempt = await self._attempt(rollout, number, _redrawn(rollout.seed, redraws), recording)
             self.on_attempt(rollout, attempt)
             if not self._again(attempt, budget):
                 return attempt
             number += 1
+            redraws += not _interrupted(attempt)
 
     @staticmethod
     def _again(attempt: Attempt, budget: _Budget) -> bool:
         outcome = attempt.outcome
         if not isinstance(outcome, Failure):
             return False
-        if outcome.kind == INTERRUPTED:
+        if _interrupted(attempt):
             return True
         return outcome.retryable and budget.take()
 
-    async def _attempt(self, rollout: Rollout, number: int, recording: Recording) -> Attempt:
+    async def _attempt(self, rollout: Rollout, number: int, seed: int, recording: Recording) -> Attempt:
         attempt = Attempt(
             attempt_id=f"{rollout.rollout_id}-a{number}",
             rollout_id=rollout.rollout_id,
@@ -161,7 +163,7 @@ class Orchestrator:
             weights_version=self.weights_version(),
         )
         await self.store.begin_attempt(attempt)
-        sampling = msgspec.structs.replace(recording.sampling, seed=rollout.seed)
+        sampling = msgspec.structs.replace(recording.sampling, seed=seed)
         work = AttemptWork(attempt=attempt, rollout=rollout, task=self.tasks[rollout.task], sampling=sampling)
         finished = await run_attempt(work, self.rooms)
         await self.store.commit(finished, self._samples(finished, rollout, work.calls, recording))
@@ -175,3 +177,15 @@ class Orchestrator:
             return None
         trajectory = build(attempt.attempt_id, calls)
         return build_samples(trajectory, rollout=rollout, source=recording.source, policy=recording.policy)
+
+
+def _interrupted(attempt: Attempt) -> bool:
+    return isinstance(attempt.outcome, Failure) and attempt.outcome.kind == INTERRUPTED
+
+
+def _redrawn(seed: int, redraws: int) -> int:
+    """The seed after so many discarded attempts: with the same one, a refill would only repeat what was discarded.
+
+    An interrupted attempt is no draw: what a killed process had begun is done over as it was.
+    """
+    return (seed + 0x85EBCA6B * redraws) & 0x7FFFFFFF if redraws else seed
