@@ -25,7 +25,7 @@ TASKS_PER_FAMILY: dict[str, int] = {
     "sft": 2,
     "rl": 8,
     "validation": 1,
-    "heldout": 2,
+    "heldout": 3,
     "heldout-phrasing": 1,
     "heldout-family": 4,
 }

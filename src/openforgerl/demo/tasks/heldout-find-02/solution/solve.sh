@@ -1,0 +1,5 @@
+#!/bin/bash
+set -eu
+cd /workspace
+grep -l egg *
+printf '%s' king.dat > rain.dat

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+sed -n 6p king.log > leaf.md
