@@ -68,6 +68,8 @@ async def _list(folder: Path, failed: bool, limit: int, console: Console) -> Non
         seconds = "" if attempt.finished_at is None else f"{attempt.finished_at - attempt.started_at:.1f}"
         table.add_row(attempt.attempt_id, rollouts[attempt.rollout_id].task, _outcome(attempt), seconds)
     console.print(table)
+    if any(attempt.outcome is None for attempt in chosen):
+        console.print("unfinished: running now, or stopped in the middle; the run's own command resumes it")
     if len(wanted) > len(chosen):
         console.print(f"{len(chosen)} of {len(wanted)} attempts shown; --limit N shows more", highlight=False)
 
@@ -146,7 +148,7 @@ def _header(attempt: Attempt, calls: list[ModelCall], console: Console) -> None:
 def _outcome(attempt: Attempt) -> str:
     outcome = attempt.outcome
     if outcome is None:
-        return "running"
+        return "unfinished"
     if isinstance(outcome, Verdict):
         return f"reward {outcome.reward:g} ({'solved' if outcome.passed else 'not solved'}, {outcome.ending})"
     return f"{outcome.origin} failure: {outcome.kind}"

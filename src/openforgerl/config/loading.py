@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Sequence
+from enum import EnumType
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -79,26 +80,37 @@ def _merged(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hint(schema: type[msgspec.Struct], message: str) -> str:
-    """For an unknown key: the nearest known one, or what its section has."""
+    """For an unknown key: the nearest known one, or what its section has. For an unknown word: the accepted ones."""
+    at = _type_at(schema, message.partition("`$.")[2].rstrip("`"))
+    if "Invalid enum value" in message:
+        accepted = [str(value) for value in (*get_args(at), *(at if isinstance(at, EnumType) else ()))]
+        return f" (accepted: {', '.join(accepted)})" if accepted else ""
     if "unknown field" not in message:
         return ""
-    unknown = message.split("`")[1]
-    close = difflib.get_close_matches(unknown, sorted(_known(schema)), n=1)
+    close = difflib.get_close_matches(message.split("`")[1], sorted(_known(schema)), n=1)
     if close:
         return f" (did you mean {close[0]!r}?)"
-    section: Any = schema
-    for name in message.partition("`$.")[2].rstrip("`").split(".") if "`$." in message else ():
-        types = {field.encode_name: field.type for field in msgspec.structs.fields(section)}
-        section = types.get(name)
-        if not (isinstance(section, type) and issubclass(section, msgspec.Struct)):
-            return ""
-    return f" (known: {', '.join(field.encode_name for field in msgspec.structs.fields(section))})"
+    return f" (known: {', '.join(field.encode_name for field in msgspec.structs.fields(at))})" if _is_struct(at) else ""
+
+
+def _type_at(schema: type[msgspec.Struct], path: str) -> Any:
+    """The type of the field that `a.b` leads to; None when the path leaves the sections (into a list, say)."""
+    at: Any = schema
+    for name in path.split(".") if path else ():
+        if not _is_struct(at):
+            return None
+        at = {field.encode_name: field.type for field in msgspec.structs.fields(at)}.get(name)
+    return at
+
+
+def _is_struct(at: Any) -> bool:
+    return isinstance(at, type) and issubclass(at, msgspec.Struct)
 
 
 def _known(schema: type[Any]) -> set[str]:
     names: set[str] = set()
     for field in msgspec.structs.fields(schema):
         names.add(field.encode_name)
-        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+        if _is_struct(field.type):
             names |= _known(field.type)
     return names

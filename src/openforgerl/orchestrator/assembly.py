@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -191,7 +192,11 @@ async def open_house(
 
 def open_harness(options: HarnessOptions) -> Harness:
     """The harness that the config names; InputError with the install command when it is not there."""
-    return plugins.load("harness", options.name)(options)
+    harness: Any = plugins.load("harness", options.name)
+    if not (isinstance(harness, type) and hasattr(harness, "layers") and hasattr(harness, "plan")):
+        raise ConfigError(f"harness.name {options.name!r} is no harness class: it has no layers() and plan()")
+    opened: Harness = harness(options)
+    return opened
 
 
 def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: tuple[str, int]) -> SandboxSpec:
