@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -316,3 +317,17 @@ def test_arguments_keep_their_bytes(name: str, arguments: dict[str, Any], model_
         text = json.dumps(arguments, separators=(" ,", ":  "))
     parser.feed(renderer.encode(call("bash", text)))
     assert [c.arguments for c in parser.finish()[1].tool_calls] == [text]
+
+
+@pytest.mark.parametrize("opening", ["<tool_call>", '<tool_call>\n{"name"', '<tool_call>{"name": "a", "arguments":'])
+def test_a_block_that_never_begins_costs_what_is_new(opening: str) -> None:
+    """A policy that repeats blanks inside a block must not stop the event loop; matched whole each time: minutes."""
+    grammar = AnswerGrammar(Style(thinking=True, calls=True), thought_open=False, seed="s")
+    started = time.process_time()
+    grammar.write(opening)
+    for _ in range(8000):
+        grammar.write("    ")
+    grammar.write("x")
+    _, message = grammar.end()
+    assert time.process_time() - started < 2
+    assert len(message.tool_calls) == (1 if opening.endswith(":") else 0)

@@ -37,6 +37,7 @@ THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])+")\s*,\s*"arguments"\s*:\s*(?=\S)')
+_ARGUMENTS = '"arguments"'
 _TAIL = re.compile(r"\}?\s*\Z")
 _WHITE = re.compile(r"\s*")
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]+')
@@ -65,6 +66,7 @@ class AnswerGrammar:
         self._at_start = thought_open  # newlines here belong to the marker before
         self._gap = ""  # newlines before a block that may turn out to be text
         self._scan = _JsonScan()
+        self._seen = 0  # characters of a block in which no head was found
         self._step: Callable[[bool], bool] = self._opening
         if thought_open:
             self._step = self._thought
@@ -132,6 +134,7 @@ class AnswerGrammar:
             self._say(text)
             self._rest = self._rest[found + len(CALL) :]
             self._scan = _JsonScan()
+            self._seen = 0
             self._step = self._block
             return True
         if final or not self._style.calls:
@@ -142,7 +145,10 @@ class AnswerGrammar:
         return False
 
     def _block(self, final: bool) -> bool:
-        head = _HEAD.match(self._rest)
+        # A head is complete with a character after its colon. Without these tests an answer that goes on with blanks,
+        # or with a name that never closes, would be matched whole at every token.
+        new, self._seen = self._rest[self._seen :], len(self._rest)
+        head = _HEAD.match(self._rest) if new.strip() and _ARGUMENTS in self._rest else None
         name = _usable_name(head.group(1)) if head else None
         if head and name is not None:
             self._call(name)
