@@ -62,10 +62,12 @@ def load(point: str, name: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         module = import_module(module_name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ConfigError(
             f"{point} {name!r} needs {error.name or module_name}, which is not installed: {error}"
         ) from error
+    except ImportError as error:
+        raise ConfigError(f"{point} {name!r} cannot be loaded: {error}") from error
     try:
         return getattr(module, attribute)
     except AttributeError as error:
