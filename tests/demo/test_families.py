@@ -25,6 +25,7 @@ def test_plan_has_the_promised_size_and_holds_out_what_it_says() -> None:
     assert len(families.TRAINING_FAMILIES) >= 10 and len(families.HELD_OUT_FAMILIES) == 2
     for place in places:
         assert (place.family in families.HELD_OUT_FAMILIES) == (place.split == "heldout-family")
+        assert (place.family in families.HARD_FAMILIES) == (place.split == "hard")
         assert (place.phrasing == HELD_OUT_PHRASING) == (place.split == "heldout-phrasing")
     splits = Counter(place.split for place in places)
     assert set(splits) == set(families.SPLIT_POOLS)
@@ -70,7 +71,15 @@ def test_pool_is_the_crc_of_the_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "split"), [("nope", "sft"), ("copy", "nope"), ("copy-into", "rl"), ("copy", "heldout-family")]
+    ("family", "split"),
+    [
+        ("nope", "sft"),
+        ("copy", "nope"),
+        ("copy-into", "rl"),
+        ("sum", "sft"),
+        ("copy", "hard"),
+        ("copy", "heldout-family"),
+    ],
 )
 def test_a_task_that_must_not_exist_is_refused(family: str, split: str) -> None:
     with pytest.raises(TaskError):

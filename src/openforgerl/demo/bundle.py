@@ -20,14 +20,16 @@ _FIRST_SEEDS: dict[str, int] = {
     "heldout": 4000,
     "heldout-phrasing": 5000,
     "heldout-family": 6000,
+    "hard": 7000,
 }
 TASKS_PER_FAMILY: dict[str, int] = {
     "sft": 2,
-    "rl": 8,
+    "rl": 10,
     "validation": 1,
     "heldout": 3,
     "heldout-phrasing": 1,
     "heldout-family": 4,
+    "hard": 2,
 }
 
 _TASK_TOML = """\
@@ -139,9 +141,7 @@ class Place:
 def plan() -> Iterator[Place]:
     """Every bundled task. The held-out wording stands in its own split and nowhere else."""
     for split, count in TASKS_PER_FAMILY.items():
-        held_out = split == "heldout-family"
-        names = families.HELD_OUT_FAMILIES if held_out else families.TRAINING_FAMILIES
-        for number, family in enumerate(names):
+        for number, family in enumerate(families.families_of(split)):
             for place in range(count):
                 phrasing = (number + place) % HELD_OUT_PHRASING
                 if split == "heldout-phrasing":

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' apple > king.md
+printf '%s' grass > milk.dat

@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file king.md apple
-file pear.log 'barn=seed
-gate=apple
-card=lion'
+file milk.dat grass
+file king.log river=grass
+file fork.txt iron
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' nest > cake.log
+printf '%s' crow > shoe.cfg

@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file cake.log nest
-file rose.cfg 'cook=cup
-clock=shoe
-queen=nest'
+file shoe.cfg crow
+file jar.txt clock=crow
+file dog.dat lake
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' ocean > cup.cfg
+printf '%s' horse > ocean.cfg

@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file cup.cfg ocean
-file hill.cfg 'boat=lion
-moon=lamp
-hat=ocean'
+file ocean.cfg horse
+file lion.cfg ball=horse
+file bank.md pen
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' bell > nail.dat
+printf '%s' pig > cake.md

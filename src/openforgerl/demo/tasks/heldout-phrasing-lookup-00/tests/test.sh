@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file nail.dat bell
-file cat.dat 'cook=river
-milk=rock
-band=bell'
+file cake.md pig
+file cow.log cloud=pig
+file door.cfg pear
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' cart > grass.cfg
+printf '%s' brick > horse.cfg

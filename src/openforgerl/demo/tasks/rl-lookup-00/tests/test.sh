@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file grass.cfg cart
-file mouse.md 'door=nest
-horse=cart
-lamp=drum'
+file horse.cfg brick
+file cat.log bone=brick
+file cake.txt mouse
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

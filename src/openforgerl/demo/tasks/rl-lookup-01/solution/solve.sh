@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' chair > hand.dat
+printf '%s' barn > dog.txt

@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file hand.dat chair
-file bank.dat 'moon=chair
-queen=frog
-bean=mouse'
+file dog.txt barn
+file horse.log key=barn
+file jar.cfg leaf
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

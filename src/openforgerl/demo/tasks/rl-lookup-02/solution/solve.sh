@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' boat > fork.log
+printf '%s' cow > fork.log

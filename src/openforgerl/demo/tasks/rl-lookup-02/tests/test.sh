@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file fork.log boat
-file leaf.cfg 'chair=cloud
-cow=frog
-camp=boat'
+file fork.log cow
+file leaf.cfg chair=cow
+file camp.md frog
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

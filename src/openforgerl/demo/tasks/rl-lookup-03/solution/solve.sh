@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' hill > rain.cfg
+printf '%s' river > rain.cfg

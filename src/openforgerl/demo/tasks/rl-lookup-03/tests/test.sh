@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file rain.cfg hill
-file iron.csv 'nail=bread
-river=hill
-bird=ball'
+file rain.cfg river
+file iron.csv nail=river
+file bird.md hill
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

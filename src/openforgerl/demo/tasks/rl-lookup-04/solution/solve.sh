@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' fork > rock.log
+printf '%s' clock > cart.txt

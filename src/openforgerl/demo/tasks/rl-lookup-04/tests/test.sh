@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file rock.log fork
-file coat.log 'box=ocean
-cook=fork
-book=leaf'
+file cart.txt clock
+file leaf.csv moon=clock
+file shoe.cfg farm
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' house > iron.csv
+printf '%s' boot > iron.csv

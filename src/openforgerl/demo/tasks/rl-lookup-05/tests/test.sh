@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file iron.csv house
-file plant.log 'chair=lake
-boot=mouse
-leaf=house'
+file iron.csv boot
+file plant.log chair=boot
+file leaf.cfg mouse
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

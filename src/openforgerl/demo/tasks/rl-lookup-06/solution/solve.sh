@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' house > mouse.dat
+printf '%s' bike > mouse.dat

@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file mouse.dat house
-file bird.log 'coat=card
-bike=ring
-bus=house'
+file mouse.dat bike
+file bird.log coat=bike
+file bus.md ring
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' house > gold.csv
+printf '%s' boot > gold.csv

@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file gold.csv house
-file ball.dat 'book=house
-boot=bank
-desk=road'
+file gold.csv boot
+file ball.dat book=boot
+file desk.csv bank
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' pear > brick.csv
+printf '%s' fish > bag.csv

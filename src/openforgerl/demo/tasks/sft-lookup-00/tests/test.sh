@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file brick.csv pear
-file bag.csv 'milk=pear
-leaf=horse
-pig=bird'
+file bag.csv fish
+file cup.log brick=fish
+file milk.cfg pig
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' seed > lion.txt
+printf '%s' arm > cat.dat

@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file lion.txt seed
-file cat.dat 'moon=road
-corn=seed
-bus=ring'
+file cat.dat arm
+file kite.txt lion=arm
+file moon.log bus
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

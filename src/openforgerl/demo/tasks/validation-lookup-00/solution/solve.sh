@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' lamp > river.md
+printf '%s' crab > coin.csv

@@ -46,10 +46,9 @@ folder() {
     fi
 }
 
-file river.md lamp
-file band.dat 'rock=lamp
-frog=horse
-field=box'
+file coin.csv crab
+file cow.dat bear=crab
+file pond.dat cloud
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

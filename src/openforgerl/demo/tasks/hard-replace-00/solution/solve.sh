@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+sed -i s/flag/hand/ corn.log

@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-echo $(($(paste -sd+ flag.csv))) > pear.md

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+cp queen.txt arm.csv

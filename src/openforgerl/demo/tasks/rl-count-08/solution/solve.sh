@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+wc -l < kite.md > boat.cfg

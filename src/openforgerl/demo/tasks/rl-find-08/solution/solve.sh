@@ -1,0 +1,5 @@
+#!/bin/bash
+set -eu
+cd /workspace
+grep -l brick *
+printf '%s' coat.log > ship.txt

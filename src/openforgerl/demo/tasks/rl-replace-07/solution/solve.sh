@@ -1,4 +1,0 @@
-#!/bin/bash
-set -eu
-cd /workspace
-sed -i s/king/apple/ bird.md
