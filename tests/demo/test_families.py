@@ -53,10 +53,12 @@ def test_held_out_name_combinations_never_occur_in_training() -> None:
 def test_held_out_wordings_use_no_new_word() -> None:
     known = set[str]().union(*(_words(w) for f in families.TRAINING_FAMILIES for w in PHRASINGS[f][:HELD_OUT_PHRASING]))
     for family, wordings in PHRASINGS.items():
+        assert len(set(wordings)) == 4
+        if family in families.HARD_FAMILIES:
+            continue
         held_out = wordings if family in families.HELD_OUT_FAMILIES else wordings[HELD_OUT_PHRASING:]
         for wording in held_out:
             assert _words(wording) <= known, (family, wording)
-        assert len(set(wordings)) == 4
 
 
 def test_a_task_is_the_same_every_time_and_differs_by_seed() -> None:
