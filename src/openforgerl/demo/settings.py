@@ -49,10 +49,14 @@ def demo_defaults(harness: str) -> dict[str, Any]:
         "run": {"concurrency": 4},
         # Muon in both stages: with some hundred updates in all, AdamW has moved such a small model too little.
         "sft": {
-            "steps": 120,
+            "steps": 80,
             "learner": {
                 "optimizer": {"kind": "muon", "lr": 4e-3, "warmup_steps": 10, "decay": "linear", "decay_start": 0.0}
             },
         },
-        "train": {"steps": 37, "learner": {"optimizer": {"kind": "muon", "lr": 1e-3, "warmup_steps": 4}}},
+        "train": {
+            "steps": 37,
+            "groups_per_step": 8,
+            "learner": {"optimizer": {"kind": "muon", "lr": 1e-3, "warmup_steps": 4}},
+        },
     }
