@@ -21,7 +21,7 @@ from openforgerl.evals.summary import task_values
 from openforgerl.orchestrator.assembly import RunFolder
 from openforgerl.store import StepRecord
 from openforgerl.training.checkpoints import list_checkpoints, verify_checkpoint
-from openforgerl.types import Attempt, Failure, Rollout, SampleSet, Task, Verdict
+from openforgerl.types import Attempt, Failure, Rollout, SampleSet, Task, Totals, Verdict
 
 HEADLINE_SPLITS = ("heldout", "heldout-phrasing")
 """Held-out tasks of the trained families: what the table and the gain are about. Families that no stage ever
@@ -148,19 +148,32 @@ def _purposes() -> list[str]:
 
 
 def _account(facts: Facts, purpose: str) -> dict[str, Any]:
-    """Conservation over all attempts of a purpose."""
+    """Where every sampled token of a purpose ended. Samples say what may train; here is what did."""
     sampled = trained = 0
     masked: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
+    splits = {task.name: str(task.metadata.get("split")) for task in facts.tasks}
     for attempt in facts.of(purpose):
         found = facts.accounts.get(attempt.attempt_id)
         if found is None:
             continue
         sampled += found.totals.sampled
-        trained += found.totals.trained
         masked.update(found.totals.masked)
         dropped.update(found.totals.dropped)
-    return {"sampled": sampled, "trained": trained, "masked": dict(masked), "dropped": dict(dropped)}
+        if purpose.startswith("eval:"):
+            masked["evaluation"] += found.totals.trained
+        elif splits[facts.rollouts[attempt.rollout_id].task] == "validation":
+            masked["validation"] += found.totals.trained
+        else:
+            trained += found.totals.trained
+    if purpose == TRAIN:
+        skipped = sum(step.metrics["tokens_skipped"] for step in facts.steps)
+        learned = sum(step.metrics["tokens_trained"] for step in facts.steps)
+        masked["equal rewards"] += skipped
+        dropped["group dropped"] += trained - skipped - learned
+        trained = learned
+    account = Totals(sampled=sampled, trained=trained, masked=dict(+masked), dropped=dict(+dropped))
+    return msgspec.to_builtins(account)
 
 
 def _failures(attempts: Sequence[Attempt]) -> dict[str, Any]:
