@@ -153,6 +153,7 @@ class Bench:
             model="m",
             context_length=1024,
             options=rollout or RolloutOptions(),
+            carry=self.folder,
         )
         return Orchestrator(
             rooms=rooms,

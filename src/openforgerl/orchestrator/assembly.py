@@ -32,6 +32,7 @@ from openforgerl.tasks import plan_environment
 from openforgerl.types import Attempt, Rollout, SandboxSpec, Task
 
 CONFIG_FILE = "config.json"
+CARRY = "carry"
 TOKENIZER = "tokenizer"
 """Folder inside the run folder."""
 TOKENIZER_FILES = (
@@ -168,6 +169,9 @@ async def open_house(
                 specs[task.name] = _spec(task, folder.run_id, config, proxy.data_address)
             return specs[task.name]
 
+        carry = folder.path / CARRY
+        shutil.rmtree(carry, ignore_errors=True)  # of a killed process; the open database says that we are alone
+        carry.mkdir()
         rooms = Rooms(
             sessions=InProcessSessions(proxy),
             sandboxes=sandboxes,
@@ -177,6 +181,7 @@ async def open_house(
             model=engine.model_name,
             context_length=engine.context_length,
             options=config.rollout,
+            carry=carry,
         )
         orchestrator = Orchestrator(
             rooms=rooms,

@@ -54,6 +54,9 @@ class Rooms:
     model: str
     context_length: int
     options: RolloutOptions
+    carry: Path
+    """Where an attempt's state waits between its two sandboxes. In the run folder, not in /tmp: what a killed process
+    leaves there is found and removed by the next one."""
 
 
 @dataclass(slots=True)
@@ -212,7 +215,7 @@ async def _grade(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, ending: str)
     if ending == "limit:time" and options.on_timeout is OnTimeout.ZERO:
         return _lowest(task, ending)
     spec = rooms.spec(task)
-    with tempfile.TemporaryDirectory(prefix="openforgerl-carry-") as name:
+    with tempfile.TemporaryDirectory(dir=rooms.carry) as name:
         carried = Path(name)
         paths = [spec.workdir, *task.artifacts]
         limit = options.export_mb * 2**20
