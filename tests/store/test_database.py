@@ -326,3 +326,4 @@ async def test_a_kill_while_the_tables_are_made_leaves_a_file_that_opens(tmp_pat
     connection.close()
     async with Database.open(path) as database:
         await CallStore(database).begin(intent(call()))
+        assert await CallStore(database).calls("s") == [intent(call())]

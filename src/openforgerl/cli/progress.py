@@ -30,6 +30,11 @@ PIPE_WIDTH = 160
 """Columns of tables that no terminal shows."""
 
 
+def plain(line: str) -> str:
+    """A line without control characters: a failure's message quotes the agent's output, which is hostile text."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in line)
+
+
 class BarProgress:
     """Live bars on a terminal."""
 
@@ -55,7 +60,7 @@ class BarProgress:
         self._progress.stop_task(task)
 
     def say(self, line: str) -> None:
-        self._progress.console.print(line, highlight=False)
+        self._progress.console.print(plain(line), highlight=False, markup=False)
 
 
 class LineProgress:
@@ -83,7 +88,7 @@ class LineProgress:
         self.say(f"{stage}: done in {seconds:.0f} s {note}".rstrip())
 
     def say(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        print(plain(line), file=self._stream, flush=True)
 
 
 class _Stage:
@@ -123,7 +128,7 @@ def open_progress(stream: TextIO) -> Generator[protocols.Progress]:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=console, refresh_per_second=4) as progress:
         yield BarProgress(progress)

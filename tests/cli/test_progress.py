@@ -1,0 +1,25 @@
+"""What progress prints may quote a hostile agent: neither markup nor control characters of it count."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+from rich.progress import Progress
+
+from openforgerl.cli.progress import BarProgress, LineProgress
+
+HOSTILE = "a0: harness failure: [/red] \x1b[2J[bold]x"
+SHOWN = "a0: harness failure: [/red] ?[2J[bold]x"
+
+
+def test_bars_say_hostile_text_as_it_is() -> None:
+    stream = io.StringIO()
+    BarProgress(Progress(console=Console(file=stream, width=200))).say(HOSTILE)
+    assert SHOWN in stream.getvalue()
+
+
+def test_lines_say_hostile_text_as_it_is() -> None:
+    stream = io.StringIO()
+    LineProgress(stream).say(HOSTILE)
+    assert stream.getvalue() == SHOWN + "\n"
