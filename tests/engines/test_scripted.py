@@ -172,7 +172,7 @@ async def test_deadline_ends_a_slow_answer() -> None:
     stream = engine.generate(prompt("q"), Sampling(), affinity="s", deadline=time.time() + 0.05)
     chunks = [chunk async for chunk in stream]
     assert [(chunk.ids, chunk.finish) for chunk in chunks] == [((), FinishReason.ABORTED)]
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
 
 
 async def test_closed() -> None:

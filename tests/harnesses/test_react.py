@@ -156,20 +156,20 @@ def test_long_output_keeps_its_end(chat: Any, make: Any, run: Any) -> None:
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(chat: Any, make: Any, run: Any, tmp_path: Path) -> None:
-    chat.script = [make.bash("echo before; (sleep 2; touch late) & sleep 60"), {"content": "Done."}]
+    chat.script = [make.bash("echo before; (sleep 4; touch late) & sleep 60"), {"content": "Done."}]
     started = time.monotonic()
-    assert run(command_timeout=0.3).returncode == 0
-    assert time.monotonic() - started < 10
-    assert chat.bodies[1]["messages"][-1]["content"] == "before\n\n\nCommand timed out after 0.3 seconds"
-    time.sleep(2.2)
+    assert run(command_timeout=1).returncode == 0
+    assert time.monotonic() - started < 30
+    assert chat.bodies[1]["messages"][-1]["content"] == "before\n\n\nCommand timed out after 1 seconds"
+    time.sleep(4.2)
     assert not (tmp_path / "workspace" / "late").exists()
 
 
 def test_a_background_process_does_not_hold_the_turn(chat: Any, make: Any, run: Any) -> None:
-    chat.script = [make.bash("sleep 5 & echo started"), {"content": "Done."}]
+    chat.script = [make.bash("sleep 60 & echo started"), {"content": "Done."}]
     started = time.monotonic()
     assert run().returncode == 0
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 30
     assert chat.bodies[1]["messages"][-1]["content"] == "started\n"
 
 

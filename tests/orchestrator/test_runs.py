@@ -229,22 +229,26 @@ async def test_an_attempt_whose_process_died_is_closed_and_run_again_for_free(be
 
 
 async def test_cancelling_seals_the_session_and_closes_the_sandbox(bench: Bench) -> None:
-    started = asyncio.Event()
+    begun = 0
+    both = asyncio.Event()
 
     async def hang(sandbox: FakeSandbox, program: Program) -> Exit:
-        started.set()
+        nonlocal begun
+        begun += 1
+        if begun == 2:
+            both.set()
         await asyncio.sleep(60)
         return Exit(code=0)
 
     bench.sandboxes.behaviour = hang
-    running = asyncio.create_task(bench.run(bench.orchestrator()))
-    await started.wait()
+    running = asyncio.create_task(bench.run(bench.orchestrator(RunOptions(concurrency=2))))
+    await both.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert set(bench.sessions.opened) == set(bench.sessions.sealed)
     assert bench.sandboxes.live == {}
-    assert len(await bench.store.unfinished()) == len(bench.sessions.opened)
+    assert {attempt.attempt_id for attempt in await bench.store.unfinished()} == set(bench.sessions.opened)
 
 
 async def test_concurrency_is_bounded(bench: Bench) -> None:
