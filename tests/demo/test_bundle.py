@@ -71,7 +71,7 @@ def test_task_toml_says_what_harbor_and_the_demo_need() -> None:
     settings = tomllib.loads((bundle.bundled_tasks() / "heldout-line-01/task.toml").read_text("utf-8"))
     assert settings["schema_version"] == "1.4"
     assert settings["task"]["name"] == "openforgerl-demo/heldout-line-01"
-    assert settings["metadata"] == {"family": "line", "split": "heldout", "phrasing": 0, "seed": 4001}
+    assert settings["metadata"] == {"family": "line", "split": "heldout", "phrasing": 0, "seed": 8001}
     assert (settings["agent"]["timeout_sec"], settings["verifier"]["timeout_sec"]) == (60.0, 30.0)
     assert settings["environment"]["workdir"] == "/workspace"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from openforgerl.errors import ContextOverflow, WireError
-from openforgerl.types import FinishReason, Message, MessageDelta, Reasoning, Role, Text, ToolCall
-from openforgerl.wire import Answer, ChatDialect, Head, MessageBuilder, SseReader, comment
+from openforgerl.types import Conversation, FinishReason, Message, MessageDelta, Reasoning, Role, Text, ToolCall
+from openforgerl.wire import Answer, ChatDialect, Head, MessageBuilder, Request, SseReader
 
 CHAT = ChatDialect()
 STREAMS = Path(__file__).parent / "golden" / "streams"
@@ -35,6 +35,10 @@ MESSAGE = Message(
 )
 
 
+def request(**fields: Any) -> Request:
+    return Request(dialect="chat", model="policy", conversation=Conversation(messages=()), **fields)
+
+
 def head(**fields: Any) -> Head:
     return Head(call_id="c1", model="policy", created=1_700_000_000, **fields)
 
@@ -48,22 +52,22 @@ def say(text: str) -> list[MessageDelta]:
 
 
 def test_a_thought_text_and_two_calls_with_usage() -> None:
-    writer = CHAT.writer(head(include_usage=True))
-    sent = writer.open() + b"".join(writer.write([delta]) for delta in DELTAS) + writer.close(answer())
+    writer = CHAT.writer(head(), request(include_usage=True))
+    sent = writer.open(7) + b"".join(writer.write([delta]) for delta in DELTAS) + writer.close(answer())
     assert sent == (STREAMS / "thought-text-and-two-calls.sse").read_bytes()
 
 
 def test_an_answer_cut_by_length_without_usage() -> None:
-    writer = CHAT.writer(head())
+    writer = CHAT.writer(head(), request())
     message = Message(role=Role.ASSISTANT, parts=(Text("cut sho"),))
-    sent = writer.open() + writer.write(say("cut sho")) + writer.close(answer(message, FinishReason.LENGTH))
+    sent = writer.open(7) + writer.write(say("cut sho")) + writer.close(answer(message, FinishReason.LENGTH))
     assert sent == (STREAMS / "length-without-usage.sse").read_bytes()
 
 
 def test_a_broken_stream_has_an_error_and_no_end_mark() -> None:
-    writer = CHAT.writer(head())
+    writer = CHAT.writer(head(), request())
     error = WireError(500, "engine_error", "the engine is gone")
-    sent = writer.open() + writer.write(say("half")) + comment("keep-alive") + writer.fail(error)
+    sent = writer.open(7) + writer.write(say("half")) + writer.keep_alive() + writer.fail(error)
     assert sent == (STREAMS / "broken-by-the-engine.sse").read_bytes()
     assert b"[DONE]" not in sent
 
@@ -84,8 +88,8 @@ def test_a_transcript_reads_the_same_when_cut_at_every_byte(path: Path) -> None:
 
 
 def test_a_client_puts_the_stream_together_to_the_whole_answer() -> None:
-    writer = CHAT.writer(head())
-    sent = writer.open() + writer.write(DELTAS) + writer.close(answer())
+    writer = CHAT.writer(head(), request())
+    sent = writer.open(7) + writer.write(DELTAS) + writer.close(answer())
     text, thought, arguments = "", "", {0: "", 1: ""}
     events = SseReader().feed(sent)
     assert events[-1].data == "[DONE]"
@@ -95,13 +99,13 @@ def test_a_client_puts_the_stream_together_to_the_whole_answer() -> None:
         thought += delta.get("reasoning_content") or ""
         for call in delta.get("tool_calls", ()):
             arguments[call["index"]] += call["function"]["arguments"]
-    message = CHAT.whole(head(), answer())["choices"][0]["message"]
+    message = CHAT.whole(head(), request(), answer())["choices"][0]["message"]
     assert (text, thought) == (message["content"], message["reasoning_content"])
     assert list(arguments.values()) == [call["function"]["arguments"] for call in message["tool_calls"]]
 
 
 def test_a_whole_answer() -> None:
-    assert CHAT.whole(head(), answer()) == {
+    assert CHAT.whole(head(), request(), answer()) == {
         "id": "chatcmpl-c1",
         "object": "chat.completion",
         "created": 1_700_000_000,
@@ -142,7 +146,7 @@ def test_a_whole_answer() -> None:
 def test_finish_reasons_and_empty_content(
     message: Message, finish: FinishReason, word: str, content: str | None
 ) -> None:
-    (choice,) = CHAT.whole(head(), answer(message, finish))["choices"]
+    (choice,) = CHAT.whole(head(), request(), answer(message, finish))["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == (word, content)
     assert "reasoning_content" not in choice["message"]
 

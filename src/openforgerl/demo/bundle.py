@@ -17,9 +17,9 @@ _FIRST_SEEDS: dict[str, int] = {
     "sft": 1000,
     "rl": 2000,
     "validation": 3000,
-    "heldout": 4000,
-    "heldout-phrasing": 5000,
-    "heldout-family": 6000,
+    "heldout": 8000,
+    "heldout-phrasing": 9000,
+    "heldout-family": 10000,
     "hard": 7000,
 }
 TASKS_PER_FAMILY: dict[str, int] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
@@ -39,7 +40,7 @@ from openforgerl.types import (
     ModelCall,
     Sampling,
 )
-from openforgerl.wire import Answer, Dialect, Head, MessageBuilder, Request, StopStrings, comment
+from openforgerl.wire import Answer, Dialect, Head, MessageBuilder, Request, StopStrings
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +116,9 @@ class Exchange:
             call_id=self.call_id,
             model=request.model or gateway.engine.model_name,
             created=int(arrival.received),
-            include_usage=request.include_usage,
+            handle=secrets.token_urlsafe(24),
         )
-        self._writer = dialect.writer(self._head)
+        self._writer = dialect.writer(self._head, request)
         self._current: asyncio.Task[Any] | None = None
         self._call: ModelCall | None = None
         """The intent that is committed and waits for its end."""
@@ -125,6 +126,7 @@ class Exchange:
         self._built = MessageBuilder()
         self._unsent: list[MessageDelta] = []
         self._sampled = SampledTokens()
+        self._prompt_tokens = 0
         self._sending = asyncio.Lock()
         self._opened = False
         self._last_sent = time.monotonic()
@@ -202,7 +204,8 @@ class Exchange:
             clock=record.opened_at,
             kwargs=record.template_kwargs,
         )
-        left = engine.context_length - len(prompt.ids)
+        self._prompt_tokens = len(prompt.ids)
+        left = engine.context_length - self._prompt_tokens
         applied = _applied(record.sampling, request, left, session.tokens_left, index)
         unlisted = tuple(f"unlisted field {name}" for name in request.unlisted)
         call = ModelCall(
@@ -279,14 +282,16 @@ class Exchange:
 
     async def _complete(self, call: ModelCall, finish: FinishReason) -> bytes:
         """Commit the finished call; its last bytes."""
-        message = self._built.message()
+        request = self._arrival.request
+        message = self._dialect.sent(self._built.message(), request)
         answer = Answer(
             message=message,
             finish=finish,
-            prompt_tokens=len(call.prompt.ids),
+            prompt_tokens=self._prompt_tokens,
             completion_tokens=len(self._sampled.ids),
+            stop_string=self._stops.hit,
         )
-        body = self._dialect.whole(self._head, answer)
+        body = self._dialect.whole(self._head, request, answer)
         done = self._sampled.onto(call, status=CallStatus.COMPLETE, finish=finish)
         await self._record(msgspec.structs.replace(done, answer=message, response=body))
         if self._arrival.request.stream:
@@ -341,11 +346,11 @@ class Exchange:
         self._session.remember(call)
 
     async def _send(self, piece: bytes) -> None:
-        """Send part of the stream; the opening goes before the first one, in the same write."""
+        """Send part of the answer; the stream's opening goes before the first one, in the same write."""
         async with self._sending:
             if not self._opened:
-                piece = self._writer.open() + piece
                 self._opened = True
+                piece = self._writer.open(self._prompt_tokens) + piece
             await self._outlet.write(piece)
             self._last_sent = time.monotonic()
 
@@ -358,7 +363,9 @@ class Exchange:
                 await asyncio.sleep(interval - silent)
                 continue
             try:
-                await self._send(comment("keep-alive"))
+                async with self._sending:
+                    await self._outlet.write(self._writer.keep_alive())
+                    self._last_sent = time.monotonic()
             except ClientLeft:
                 self.abort(Ended.CLIENT_LEFT)
                 return

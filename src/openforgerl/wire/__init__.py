@@ -2,20 +2,34 @@
 
 from openforgerl.wire.assembly import MessageBuilder, StopStrings
 from openforgerl.wire.chat import ChatDialect
-from openforgerl.wire.dialect import Answer, Dialect, Head, Request, StreamWriter
+from openforgerl.wire.dialect import (
+    Address,
+    Answer,
+    Dialect,
+    ForcedCall,
+    Head,
+    Memory,
+    NoMemory,
+    Request,
+    StreamWriter,
+)
 from openforgerl.wire.fields import CHAT, Disposition, Field, FieldTable
 from openforgerl.wire.sse import SseEvent, SseReader, comment, encode_event
 
 __all__ = [
     "CHAT",
+    "Address",
     "Answer",
     "ChatDialect",
     "Dialect",
     "Disposition",
     "Field",
     "FieldTable",
+    "ForcedCall",
     "Head",
+    "Memory",
     "MessageBuilder",
+    "NoMemory",
     "Request",
     "SseEvent",
     "SseReader",

@@ -24,7 +24,16 @@ from openforgerl.types import (
 )
 from openforgerl.wire import reading
 from openforgerl.wire.chat_answers import ChatStream, error_body, models_body, whole_body
-from openforgerl.wire.dialect import Answer, Head, Request, StreamWriter
+from openforgerl.wire.dialect import (
+    BODY_ALONE,
+    NOTHING_YET,
+    Address,
+    Answer,
+    Head,
+    Memory,
+    Request,
+    StreamWriter,
+)
 from openforgerl.wire.fields import CHAT
 from openforgerl.wire.reading import bad, present
 
@@ -62,7 +71,9 @@ class ChatDialect:
 
     name = "chat"
 
-    def parse(self, body: bytes, *, strict: bool = False) -> Request:
+    def parse(
+        self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET
+    ) -> Request:
         """The request in `body`. Raises WireError 400 naming the field and what is accepted."""
         raw, warnings = reading.decode_object(body)
         notes = _Notes(strict=strict, warnings=list(warnings), unlisted=list(CHAT.check(raw, strict=strict)))
@@ -86,13 +97,25 @@ class ChatDialect:
             warnings=tuple(dict.fromkeys(notes.warnings)),
         )
 
-    def writer(self, head: Head) -> StreamWriter:
-        """A writer of `chat.completion.chunk` events."""
-        return ChatStream(head)
+    def sent(self, message: Message, request: Request) -> Message:
+        """The message itself: chat carries text, thoughts and calls as they are."""
+        return message
 
-    def whole(self, head: Head, answer: Answer) -> dict[str, JsonValue]:
+    def writer(self, head: Head, request: Request) -> StreamWriter:
+        """A writer of `chat.completion.chunk` events."""
+        return ChatStream(head, include_usage=request.include_usage)
+
+    def whole(self, head: Head, request: Request, answer: Answer) -> dict[str, JsonValue]:
         """A `chat.completion` object."""
         return whole_body(head, answer)
+
+    def counted(self, tokens: int) -> dict[str, JsonValue]:
+        """Chat completions has no such question; the answer of servers that have one."""
+        return {"count": tokens}
+
+    def status(self, error: WireError) -> int:
+        """The error's own."""
+        return error.status
 
     def error(self, error: WireError) -> dict[str, JsonValue]:
         """OpenAI's error object."""

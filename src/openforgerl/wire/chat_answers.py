@@ -9,7 +9,7 @@ import msgspec
 from openforgerl.errors import WireError
 from openforgerl.types import FinishReason, JsonValue, Message, MessageDelta
 from openforgerl.wire.dialect import Answer, Head
-from openforgerl.wire.sse import encode_event
+from openforgerl.wire.sse import comment, encode_event
 
 DONE = b"data: [DONE]\n\n"
 """The end mark of a stream that ended well."""
@@ -18,10 +18,11 @@ DONE = b"data: [DONE]\n\n"
 class ChatStream:
     """Chunks in the order that clients rely on: role, deltas, finish reason, usage when asked for, `[DONE]`."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, *, include_usage: bool) -> None:
         self._head = head
+        self._include_usage = include_usage
 
-    def open(self) -> bytes:
+    def open(self, prompt_tokens: int) -> bytes:
         """The chunk that names the role."""
         return self._chunk({"role": "assistant", "content": ""})
 
@@ -32,10 +33,14 @@ class ChatStream:
     def close(self, answer: Answer) -> bytes:
         """The chunk with the finish reason, the usage chunk when asked for, and the end mark."""
         last = self._chunk({}, finish_reason(answer))
-        if self._head.include_usage:
+        if self._include_usage:
             body = {**self._frame(), "choices": [], "usage": usage(answer)}
             last += encode_event(msgspec.json.encode(body))
         return last + DONE
+
+    def keep_alive(self) -> bytes:
+        """A comment, which every client skips."""
+        return comment("keep-alive")
 
     def fail(self, error: WireError) -> bytes:
         """The error as an event. No end mark follows: a client must not take the stream for a whole answer."""
@@ -51,7 +56,7 @@ class ChatStream:
 
     def _chunk(self, delta: dict[str, JsonValue], finish: str | None = None) -> bytes:
         body = {**self._frame(), "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
-        if self._head.include_usage:
+        if self._include_usage:
             body["usage"] = None
         return encode_event(msgspec.json.encode(body))
 

@@ -2,13 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from openforgerl.errors import WireError
-from openforgerl.types import Conversation, FinishReason, JsonValue, Message, MessageDelta
+from openforgerl.types import Conversation, FinishReason, JsonValue, Message, MessageDelta, Reasoning
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """What the URL and headers say beside the body. Gemini names the model and the streaming there."""
+
+    model: str = ""
+    stream: bool | None = None
+    """None: the body says."""
+
+
+BODY_ALONE = Address()
+"""The address of dialects whose body says everything."""
+
+
+class Memory(Protocol):
+    """What a session remembers of its own answers, for dialects whose requests point back at them."""
+
+    def reasoning(self, handle: str) -> Reasoning | None:
+        """The thought that this opaque handle of ours was given out for (with the handle), or None."""
+        ...
+
+    def answered(self, call_id: str) -> Conversation | None:
+        """The conversation of an earlier complete call with its answer as the last message, or None."""
+        ...
+
+
+class NoMemory:
+    """The memory of a session's first request."""
+
+    def reasoning(self, handle: str) -> Reasoning | None:
+        """Nothing."""
+        return None
+
+    def answered(self, call_id: str) -> Conversation | None:
+        """Nothing."""
+        return None
+
+
+NOTHING_YET = NoMemory()
+
+
+class ForcedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`tool_choice` required (`name` None) or named: the answer opens with a tool call that nobody sampled."""
+
+    name: str | None = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +68,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the client asked for usage in a stream; it is always in a whole answer."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    forced: ForcedCall | None = None
+    """The tool call that the answer must open with, or None."""
+    images: Mapping[str, bytes] = {}
+    """The bytes of every image that the conversation names by sha256."""
     asked: dict[str, JsonValue] = {}
     """The sampling fields as the client wrote them."""
     raw: JsonValue = None
@@ -40,7 +89,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created: int
     """Unix seconds."""
-    include_usage: bool = False
+    handle: str = ""
+    """What opaque fields (signature, encrypted_content, thoughtSignature) carry for this answer's thought: random,
+    known to this session only. On echo `Memory.reasoning` brings the thought back."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +102,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     """Sampled ids, stop token and stop string included."""
+    stop_string: str | None = None
+    """The stop string that ended it, when `finish` is STOP_STRING."""
 
 
 class StreamWriter(Protocol):
     """Writes one answer as a stream; every method returns the bytes to send."""
 
-    def open(self) -> bytes:
-        """What precedes the first delta."""
+    def open(self, prompt_tokens: int) -> bytes:
+        """What precedes the first delta. Some dialects tell the size of the prompt here."""
         ...
 
     def write(self, deltas: Sequence[MessageDelta]) -> bytes:
@@ -66,6 +119,10 @@ class StreamWriter(Protocol):
 
     def close(self, answer: Answer) -> bytes:
         """Finish reason, usage when asked for, and the end mark."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """What may be sent while the model is silent; valid before `open` too, and changes nothing."""
         ...
 
     def fail(self, error: WireError) -> bytes:
@@ -79,14 +136,31 @@ class Dialect(Protocol):
     @property
     def name(self) -> str: ...
 
-    def parse(self, body: bytes, *, strict: bool) -> Request:
+    def parse(
+        self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET
+    ) -> Request:
         """The request in `body`. Raises WireError naming the field."""
         ...
 
-    def writer(self, head: Head) -> StreamWriter: ...
+    def sent(self, message: Message, request: Request) -> Message:
+        """`message` as an honest client will echo it: what this dialect can carry of it. Recorded as the answer.
 
-    def whole(self, head: Head, answer: Answer) -> dict[str, JsonValue]:
+        Most of the time the message itself; another one where the dialect changes it by a documented rule.
+        """
+        ...
+
+    def writer(self, head: Head, request: Request) -> StreamWriter: ...
+
+    def whole(self, head: Head, request: Request, answer: Answer) -> dict[str, JsonValue]:
         """The answer as one JSON body."""
+        ...
+
+    def counted(self, tokens: int) -> dict[str, JsonValue]:
+        """The answer to a question for the size of a prompt, where the dialect has one."""
+        ...
+
+    def status(self, error: WireError) -> int:
+        """The HTTP status of an error: `error.status`, or this dialect's own (Anthropic: 529 when overloaded)."""
         ...
 
     def error(self, error: WireError) -> dict[str, JsonValue]:

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-echo hand >> field.cfg
+echo plant >> hand.cfg

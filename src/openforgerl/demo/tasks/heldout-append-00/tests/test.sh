@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file field.cfg 'king
+file hand.cfg 'bowl
 lion
-hand'
-file farm.md bag
+plant'
+file lake.txt bike
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-echo door >> road.csv
+echo seed >> jar.txt

@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file road.csv 'queen
-bread
-door'
-file arm.csv barn
+file jar.txt 'camp
+cow
+seed'
+file corn.csv key
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

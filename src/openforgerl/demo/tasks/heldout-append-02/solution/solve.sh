@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-echo seed >> rain.cfg
+echo plant >> boat.log

@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file rain.cfg 'river
-fox
-seed'
-file apple.cfg bike
+file boat.log 'bread
+dish
+plant'
+file nest.cfg drum
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

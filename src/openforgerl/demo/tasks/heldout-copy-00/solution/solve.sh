@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-cp arm.dat door.log
+cp nest.csv lamp.md

@@ -46,11 +46,11 @@ folder() {
     fi
 }
 
-file door.log 'field
-cake'
-file arm.dat 'field
-cake'
-file clock.dat seed
+file lamp.md 'bone
+pear'
+file nest.csv 'bone
+pear'
+file gold.cfg field
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-cp farm.cfg pig.dat
+cp clock.log bread.md

@@ -46,11 +46,11 @@ folder() {
     fi
 }
 
-file pig.dat 'book
-duck'
-file farm.cfg 'book
-duck'
-file crab.md river
+file bread.md 'seed
+brick'
+file clock.log 'seed
+brick'
+file cake.dat bird
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

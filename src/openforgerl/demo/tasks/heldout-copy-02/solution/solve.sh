@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-cp kite.csv lake.log
+cp house.cfg drum.csv

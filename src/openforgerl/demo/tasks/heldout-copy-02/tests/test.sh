@@ -46,11 +46,11 @@ folder() {
     fi
 }
 
-file lake.log 'map
-crab'
-file kite.csv 'map
-crab'
-file cake.txt cow
+file drum.csv 'boot
+lake'
+file house.cfg 'boot
+lake'
+file frog.cfg jar
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

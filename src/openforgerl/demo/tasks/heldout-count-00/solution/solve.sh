@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-wc -l < grass.txt > onion.log
+wc -l < rain.txt > map.log

@@ -46,13 +46,14 @@ folder() {
     fi
 }
 
-file onion.log 5
-file grass.txt 'leaf
-rain
-coin
-gold
-crab'
-file bowl.csv band
+file map.log 6
+file rain.txt 'lamp
+dog
+pond
+fish
+door
+bike'
+file bed.cfg milk
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

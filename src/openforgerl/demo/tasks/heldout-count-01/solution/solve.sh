@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-wc -l < fish.txt > coin.csv
+wc -l < queen.md > key.md

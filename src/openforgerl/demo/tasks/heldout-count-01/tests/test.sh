@@ -46,12 +46,17 @@ folder() {
     fi
 }
 
-file coin.csv 4
-file fish.txt 'onion
-bank
+file key.md 9
+file queen.md 'desk
+iron
+boot
+cup
 mouse
-farm'
-file rose.dat horse
+horse
+corn
+hand
+nail'
+file clock.md hat
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

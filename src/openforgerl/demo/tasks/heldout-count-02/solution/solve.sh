@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-wc -l < fork.csv > milk.log
+wc -l < bean.dat > cup.md

@@ -46,16 +46,16 @@ folder() {
     fi
 }
 
-file milk.log 8
-file fork.csv 'rose
-bowl
-duck
-seed
-ship
-pen
-arm
-cake'
-file dish.log horse
+file cup.md 8
+file bean.dat 'house
+plant
+fish
+apple
+cat
+queen
+mouse
+bed'
+file pond.csv coat
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-rm bag.log chair.cfg
+rm mouse.csv fish.csv

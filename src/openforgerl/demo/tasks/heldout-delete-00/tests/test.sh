@@ -46,9 +46,9 @@ folder() {
     fi
 }
 
-gone bag.log
-gone chair.cfg
-file desk.csv drum
+gone mouse.csv
+gone fish.csv
+file ship.csv cup
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

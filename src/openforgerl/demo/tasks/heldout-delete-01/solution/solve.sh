@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-rm rain.csv iron.csv
+rm goat.dat queen.txt

@@ -46,9 +46,9 @@ folder() {
     fi
 }
 
-gone rain.csv
-gone iron.csv
-file dress.log hand
+gone goat.dat
+gone queen.txt
+file key.log field
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-rm lamp.csv gate.txt
+rm farm.txt cart.md

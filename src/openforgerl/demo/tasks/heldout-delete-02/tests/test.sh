@@ -46,9 +46,9 @@ folder() {
     fi
 }
 
-gone lamp.csv
-gone gate.txt
-file cart.md flag
+gone farm.txt
+gone cart.md
+file bag.md boot
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

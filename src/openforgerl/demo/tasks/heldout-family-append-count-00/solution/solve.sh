@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-wc -l < bowl.log >> map.log
+wc -l < onion.csv >> cook.md

@@ -46,13 +46,16 @@ folder() {
     fi
 }
 
-file map.log 'desk
-4'
-file bowl.log 'band
-jar
-duck
-goat'
-file apple.log pear
+file cook.md 'box
+7'
+file onion.csv 'cat
+sand
+fox
+fork
+leaf
+gold
+rock'
+file flag.csv ship
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-wc -l < nest.txt >> bed.log
+wc -l < clock.log >> plant.log

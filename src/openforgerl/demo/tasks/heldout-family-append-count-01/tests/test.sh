@@ -46,16 +46,16 @@ folder() {
     fi
 }
 
-file bed.log 'rose
+file plant.log 'girl
 7'
-file nest.txt 'egg
-hat
-horse
-bread
-corn
-goat
-chair'
-file box.md pond
+file clock.log 'leaf
+frog
+cow
+pen
+farm
+book
+duck'
+file horse.log key
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

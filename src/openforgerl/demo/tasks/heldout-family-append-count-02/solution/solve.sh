@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-wc -l < fish.log >> leaf.dat
+wc -l < coat.txt >> duck.md

@@ -46,14 +46,16 @@ folder() {
     fi
 }
 
-file leaf.dat 'iron
-5'
-file fish.log 'arm
-chair
-nest
-hill
-ocean'
-file kite.log rose
+file duck.md 'door
+7'
+file coat.txt 'bag
+gate
+horse
+boot
+fox
+flag
+road'
+file lamp.dat bone
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-wc -l < cook.txt >> ring.log
+wc -l < bag.dat >> queen.csv

@@ -46,13 +46,13 @@ folder() {
     fi
 }
 
-file ring.log 'fork
+file queen.csv 'fox
 4'
-file cook.txt 'jar
-pear
-gold
-barn'
-file sand.cfg boot
+file bag.dat 'lion
+camp
+hill
+drum'
+file corn.csv boot
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

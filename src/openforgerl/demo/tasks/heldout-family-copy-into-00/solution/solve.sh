@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-cp iron.txt hill/
+cp bike.txt mouse/

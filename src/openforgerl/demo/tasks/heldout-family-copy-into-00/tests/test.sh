@@ -46,11 +46,11 @@ folder() {
     fi
 }
 
-file hill/iron.txt 'brick
-band'
-file iron.txt 'brick
-band'
-file hill/onion.md duck
+file mouse/bike.txt 'egg
+pig'
+file bike.txt 'egg
+pig'
+file mouse/bear.txt cloud
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-cp coin.csv river/
+cp bell.dat ship/

@@ -46,11 +46,11 @@ folder() {
     fi
 }
 
-file river/coin.csv 'rain
-desk'
-file coin.csv 'rain
-desk'
-file river/girl.cfg nail
+file ship/bell.dat 'grass
+nail'
+file bell.dat 'grass
+nail'
+file ship/bread.csv egg
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

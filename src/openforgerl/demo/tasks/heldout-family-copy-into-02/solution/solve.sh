@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-cp cow.cfg camp/
+cp farm.md fork/

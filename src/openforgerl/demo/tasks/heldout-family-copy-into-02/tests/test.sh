@@ -46,11 +46,11 @@ folder() {
     fi
 }
 
-file camp/cow.cfg 'key
-bean'
-file cow.cfg 'key
-bean'
-file camp/river.md field
+file fork/farm.md 'camp
+drum'
+file farm.md 'camp
+drum'
+file fork/iron.md gate
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-cp clock.dat ship/
+cp mouse.csv bag/

@@ -46,11 +46,11 @@ folder() {
     fi
 }
 
-file ship/clock.dat 'rock
-apple'
-file clock.dat 'rock
-apple'
-file ship/hat.cfg boat
+file bag/mouse.csv 'pen
+egg'
+file mouse.csv 'pen
+egg'
+file bag/dress.txt rose
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,5 +1,5 @@
 #!/bin/bash
 set -eu
 cd /workspace
-grep -l house *
-printf '%s' cloud.csv > gold.txt
+grep -l pig *
+printf '%s' cake.log > bone.txt

@@ -46,14 +46,14 @@ folder() {
     fi
 }
 
-file gold.txt cloud.csv
-file horse.log 'bank
-crow'
-file coin.txt 'bus
-apple'
-file cloud.csv 'duck
-shoe
-house'
+file bone.txt cake.log
+file cake.log 'duck
+bread
+pig'
+file drum.cfg 'nest
+bed'
+file box.csv 'mouse
+lamp'
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,5 +1,5 @@
 #!/bin/bash
 set -eu
 cd /workspace
-grep -l iron *
-printf '%s' hat.csv > lion.md
+grep -l lake *
+printf '%s' iron.cfg > coat.dat

@@ -46,14 +46,14 @@ folder() {
     fi
 }
 
-file lion.md hat.csv
-file hat.csv 'nail
-farm
-iron'
-file rose.cfg 'seed
-pen'
-file duck.txt 'bank
-hill'
+file coat.dat iron.cfg
+file nail.log 'ship
+map'
+file ocean.txt 'bed
+sand'
+file iron.cfg 'crab
+cow
+lake'
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,5 +1,5 @@
 #!/bin/bash
 set -eu
 cd /workspace
-grep -l egg *
-printf '%s' king.dat > rain.dat
+grep -l shoe *
+printf '%s' ship.log > field.log

@@ -46,14 +46,14 @@ folder() {
     fi
 }
 
-file rain.dat king.dat
-file gold.log 'ocean
-clock'
-file king.dat 'brick
-kite
-egg'
-file box.txt 'pond
-girl'
+file field.log ship.log
+file bank.txt 'bell
+dress'
+file ship.log 'gold
+milk
+shoe'
+file boat.cfg 'corn
+pear'
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

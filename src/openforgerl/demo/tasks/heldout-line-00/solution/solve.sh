@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-sed -n 3p dress.csv > hand.cfg
+sed -n 2p bell.dat > iron.csv

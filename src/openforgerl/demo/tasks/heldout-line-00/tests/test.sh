@@ -46,14 +46,12 @@ folder() {
     fi
 }
 
-file hand.cfg rain
-file dress.csv 'card
-ship
-rain
-coin
-pen
+file iron.csv cow
+file bell.dat 'road
+cow
+bed
 horse'
-file iron.csv road
+file king.log gold
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-sed -n 8p apple.csv > seed.cfg
+sed -n 2p cow.csv > nest.md

@@ -46,16 +46,16 @@ folder() {
     fi
 }
 
-file seed.cfg ocean
-file apple.csv 'ring
-crow
-field
-pig
-jar
-door
-rock
-ocean'
-file pond.txt brick
+file nest.md leaf
+file cow.csv 'queen
+leaf
+mouse
+king
+lamp
+grass
+cup
+dog'
+file plant.log bus
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-sed -n 6p king.log > leaf.md
+sed -n 5p rain.cfg > dress.log

@@ -46,14 +46,14 @@ folder() {
     fi
 }
 
-file leaf.md fish
-file king.log 'bowl
-card
-egg
-dress
+file dress.log ball
+file rain.cfg 'clock
+horse
+pen
+jar
 ball
-fish'
-file bag.md pear
+road'
+file duck.log key
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

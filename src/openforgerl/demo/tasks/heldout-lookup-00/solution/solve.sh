@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' grass > milk.dat
+printf '%s' ball > hand.csv

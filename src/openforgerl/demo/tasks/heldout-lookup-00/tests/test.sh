@@ -46,9 +46,9 @@ folder() {
     fi
 }
 
-file milk.dat grass
-file king.log river=grass
-file fork.txt iron
+file hand.csv ball
+file shoe.dat gold=ball
+file queen.txt bread
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' crow > shoe.cfg
+printf '%s' boot > rain.cfg

@@ -46,9 +46,9 @@ folder() {
     fi
 }
 
-file shoe.cfg crow
-file jar.txt clock=crow
-file dog.dat lake
+file rain.cfg boot
+file fish.cfg goat=boot
+file moon.csv house
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

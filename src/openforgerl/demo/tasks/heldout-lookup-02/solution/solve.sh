@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' horse > ocean.cfg
+printf '%s' camp > grass.csv

@@ -46,9 +46,9 @@ folder() {
     fi
 }
 
-file ocean.cfg horse
-file lion.cfg ball=horse
-file bank.md pen
+file grass.csv camp
+file coat.dat boat=camp
+file dog.log jar
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

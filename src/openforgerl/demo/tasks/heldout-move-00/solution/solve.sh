@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mv cook.cfg bank/
+mv boat.log crab/

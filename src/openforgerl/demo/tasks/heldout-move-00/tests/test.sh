@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file bank/cook.cfg 'ocean
-river'
-gone cook.cfg
-file bank/box.dat sand
+file crab/boat.log 'coin
+key'
+gone boat.log
+file crab/seed.dat nail
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

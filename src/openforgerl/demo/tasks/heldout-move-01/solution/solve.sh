@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mv goat.csv rock/
+mv goat.dat kite/

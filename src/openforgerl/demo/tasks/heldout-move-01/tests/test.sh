@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file rock/goat.csv 'lake
-lion'
-gone goat.csv
-file rock/ocean.md bone
+file kite/goat.dat 'pear
+milk'
+gone goat.dat
+file kite/camp.log fork
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mv moon.log cart/
+mv leaf.dat pig/

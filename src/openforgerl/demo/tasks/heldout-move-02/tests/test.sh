@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file cart/moon.log 'ship
-key'
-gone moon.log
-file cart/fox.csv bus
+file pig/leaf.dat 'bowl
+bike'
+gone leaf.dat
+file pig/cup.csv rock
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-echo coat >> cow.dat
+echo fork >> dish.cfg

@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file cow.dat 'bike
-bed
-coat'
-file nest.txt jar
+file dish.cfg 'egg
+nest
+fork'
+file iron.csv nail
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-cp ocean.cfg lake.dat
+cp box.cfg rose.md

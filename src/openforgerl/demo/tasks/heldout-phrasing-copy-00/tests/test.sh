@@ -46,11 +46,11 @@ folder() {
     fi
 }
 
-file lake.dat 'fox
-field'
-file ocean.cfg 'fox
-field'
-file box.txt desk
+file rose.md 'door
+girl'
+file box.cfg 'door
+girl'
+file iron.cfg ship
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-wc -l < onion.cfg > key.log
+wc -l < pear.log > drum.log

@@ -46,17 +46,16 @@ folder() {
     fi
 }
 
-file key.log 9
-file onion.cfg 'corn
-cow
-bank
-hat
-bell
-iron
-jar
-chair
-horse'
-file fish.cfg ring
+file drum.log 8
+file pear.log 'queen
+bone
+house
+camp
+cook
+bus
+field
+lion'
+file boot.dat kite
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

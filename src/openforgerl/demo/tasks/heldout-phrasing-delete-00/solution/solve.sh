@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-rm milk.log field.cfg
+rm ocean.dat moon.log

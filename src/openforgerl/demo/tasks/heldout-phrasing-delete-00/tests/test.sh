@@ -46,9 +46,9 @@ folder() {
     fi
 }
 
-gone milk.log
-gone field.cfg
-file box.cfg bird
+gone ocean.dat
+gone moon.log
+file arm.dat bread
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

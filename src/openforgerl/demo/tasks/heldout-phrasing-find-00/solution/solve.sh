@@ -1,5 +1,5 @@
 #!/bin/bash
 set -eu
 cd /workspace
-grep -l bowl *
-printf '%s' bean.txt > fox.csv
+grep -l mouse *
+printf '%s' dog.txt > apple.dat

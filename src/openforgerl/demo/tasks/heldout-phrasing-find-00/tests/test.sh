@@ -46,14 +46,14 @@ folder() {
     fi
 }
 
-file fox.csv bean.txt
-file bean.txt 'milk
-queen
-bowl'
-file moon.csv 'cloud
-bank'
-file pen.csv 'lake
-dress'
+file apple.dat dog.txt
+file dog.txt 'field
+king
+mouse'
+file frog.log 'goat
+bus'
+file seed.log 'cow
+map'
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

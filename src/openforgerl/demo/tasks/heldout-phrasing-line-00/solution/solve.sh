@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-sed -n 7p shoe.txt > plant.md
+sed -n 2p cup.md > bone.csv

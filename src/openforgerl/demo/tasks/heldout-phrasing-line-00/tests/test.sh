@@ -46,17 +46,16 @@ folder() {
     fi
 }
 
-file plant.md ship
-file shoe.txt 'drum
-queen
-bear
-field
-cart
-camp
-ship
+file bone.csv crow
+file cup.md 'iron
 crow
-goat'
-file river.md onion
+onion
+cat
+fish
+cart
+river
+book'
+file fox.txt band
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

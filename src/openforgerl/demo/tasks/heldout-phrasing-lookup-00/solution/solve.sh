@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' pig > cake.md
+printf '%s' bank > road.cfg

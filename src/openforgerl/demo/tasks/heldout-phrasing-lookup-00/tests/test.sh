@@ -46,9 +46,9 @@ folder() {
     fi
 }
 
-file cake.md pig
-file cow.log cloud=pig
-file door.cfg pear
+file road.cfg bank
+file flag.log bike=bank
+file hand.csv egg
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

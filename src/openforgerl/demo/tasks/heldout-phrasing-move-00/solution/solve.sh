@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mv rose.csv duck/
+mv moon.md cloud/

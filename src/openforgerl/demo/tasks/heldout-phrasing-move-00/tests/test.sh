@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file duck/rose.csv 'cup
-field'
-gone rose.csv
-file duck/arm.csv leaf
+file cloud/moon.md 'milk
+bean'
+gone moon.md
+file cloud/fox.cfg lake
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

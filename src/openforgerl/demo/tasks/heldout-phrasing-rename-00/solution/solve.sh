@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mv lamp.log cloud.md
+mv hill.log pen.txt

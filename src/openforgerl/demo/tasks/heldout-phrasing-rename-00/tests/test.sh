@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file cloud.md 'cake
-key'
-gone lamp.log
-file gold.log coin
+file pen.txt 'coat
+leaf'
+gone hill.log
+file desk.md gate
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-sort egg.txt > gold.txt
+sort pear.dat > leaf.log

@@ -46,15 +46,15 @@ folder() {
     fi
 }
 
-file gold.txt 'card
-gate
-grass
-ring'
-file egg.txt 'ring
-grass
-gate
-card'
-file band.txt desk
+file leaf.log 'barn
+dress
+drum
+road'
+file pear.dat 'road
+drum
+barn
+dress'
+file crow.dat hill
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

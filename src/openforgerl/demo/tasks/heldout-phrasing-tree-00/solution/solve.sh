@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mkdir -p field/pond
+mkdir -p hill/leaf

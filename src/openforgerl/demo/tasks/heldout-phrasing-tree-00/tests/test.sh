@@ -46,8 +46,8 @@ folder() {
     fi
 }
 
-folder field/pond
-file bed.txt duck
+folder hill/leaf
+file bear.log ring
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

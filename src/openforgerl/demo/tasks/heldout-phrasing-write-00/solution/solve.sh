@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' 'bowl bird' > plant.csv
+printf '%s' 'bean camp' > chair.csv

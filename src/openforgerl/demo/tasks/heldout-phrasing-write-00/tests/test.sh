@@ -46,8 +46,8 @@ folder() {
     fi
 }
 
-file plant.csv 'bowl bird'
-file mouse.dat nail
+file chair.csv 'bean camp'
+file boat.cfg farm
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mv field.dat egg.cfg
+mv chair.csv book.log

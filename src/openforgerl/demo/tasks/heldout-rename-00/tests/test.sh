@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file egg.cfg 'fish
-king'
-gone field.dat
-file hill.csv leaf
+file book.log 'fish
+milk'
+gone chair.csv
+file dress.csv key
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mv brick.cfg rose.md
+mv coat.dat band.md

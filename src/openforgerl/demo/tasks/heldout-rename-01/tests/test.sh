@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file rose.md 'cat
-kite'
-gone brick.cfg
-file nail.cfg dog
+file band.md 'kite
+barn'
+gone coat.dat
+file rain.csv goat
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

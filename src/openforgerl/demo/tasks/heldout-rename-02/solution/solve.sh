@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mv kite.csv pen.dat
+mv bowl.log door.md

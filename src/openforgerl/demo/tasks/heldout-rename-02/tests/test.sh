@@ -46,10 +46,10 @@ folder() {
     fi
 }
 
-file pen.dat 'boot
-bear'
-gone kite.csv
-file cup.txt door
+file door.md 'cow
+horse'
+gone bowl.log
+file drum.cfg road
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

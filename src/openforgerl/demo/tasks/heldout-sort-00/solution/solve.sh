@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-sort pear.dat > mouse.txt
+sort key.cfg > cart.txt

@@ -46,15 +46,17 @@ folder() {
     fi
 }
 
-file mouse.txt 'chair
-cook
-cow
-lion'
-file pear.dat 'lion
-cook
-chair
-cow'
-file door.log apple
+file cart.txt 'box
+farm
+girl
+hand
+pond'
+file key.cfg 'farm
+box
+pond
+hand
+girl'
+file rain.cfg book
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

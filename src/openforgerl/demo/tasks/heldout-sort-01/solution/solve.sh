@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-sort cow.md > egg.csv
+sort bean.log > bird.log

@@ -46,13 +46,17 @@ folder() {
     fi
 }
 
-file egg.csv 'bone
-camp
-dish'
-file cow.md 'camp
-bone
-dish'
-file coin.md hat
+file bird.log 'coat
+cook
+crow
+drum
+mouse'
+file bean.log 'mouse
+drum
+crow
+cook
+coat'
+file bone.cfg hat
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

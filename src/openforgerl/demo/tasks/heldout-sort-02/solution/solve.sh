@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-sort leaf.dat > pen.dat
+sort apple.dat > pen.txt

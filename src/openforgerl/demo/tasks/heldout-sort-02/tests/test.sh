@@ -46,17 +46,13 @@ folder() {
     fi
 }
 
-file pen.dat 'bank
-bike
-door
-dress
-girl'
-file leaf.dat 'dress
-girl
-bank
-door
-bike'
-file pear.md lake
+file pen.txt 'bag
+farm
+leaf'
+file apple.dat 'farm
+bag
+leaf'
+file road.cfg lake
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mkdir -p goat/lake
+mkdir -p sand/bear

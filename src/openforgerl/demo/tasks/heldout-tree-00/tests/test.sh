@@ -46,8 +46,8 @@ folder() {
     fi
 }
 
-folder goat/lake
-file mouse.log gold
+folder sand/bear
+file key.dat ocean
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

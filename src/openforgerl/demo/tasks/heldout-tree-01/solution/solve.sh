@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mkdir -p goat/ring
+mkdir -p key/cat

@@ -46,8 +46,8 @@ folder() {
     fi
 }
 
-folder goat/ring
-file cart.md card
+folder key/cat
+file bird.cfg dish
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

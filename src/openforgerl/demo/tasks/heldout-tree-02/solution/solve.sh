@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-mkdir -p pond/goat
+mkdir -p milk/egg

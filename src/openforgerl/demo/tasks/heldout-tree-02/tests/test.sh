@@ -46,8 +46,8 @@ folder() {
     fi
 }
 
-folder pond/goat
-file chair.txt dish
+folder milk/egg
+file jar.cfg clock
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

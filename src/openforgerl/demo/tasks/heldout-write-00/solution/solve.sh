@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' 'gold bird' > goat.csv
+printf '%s' 'door mouse apple' > king.md

@@ -46,8 +46,8 @@ folder() {
     fi
 }
 
-file goat.csv 'gold bird'
-file river.md map
+file king.md 'door mouse apple'
+file goat.csv bus
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' 'grass camp' > hat.dat
+printf '%s' 'barn cow' > drum.csv

@@ -46,8 +46,8 @@ folder() {
     fi
 }
 
-file hat.dat 'grass camp'
-file egg.csv cup
+file drum.csv 'barn cow'
+file mouse.txt duck
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"

@@ -1,4 +1,4 @@
 #!/bin/bash
 set -eu
 cd /workspace
-printf '%s' 'fork bean' > corn.cfg
+printf '%s' 'crab key cloud' > dog.log

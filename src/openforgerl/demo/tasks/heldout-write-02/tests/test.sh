@@ -46,8 +46,8 @@ folder() {
     fi
 }
 
-file corn.cfg 'fork bean'
-file hat.cfg plant
+file dog.log 'crab key cloud'
+file clock.cfg fox
 
 mkdir -p "$verdict"
 echo "$reward" > "$verdict/reward.txt"
