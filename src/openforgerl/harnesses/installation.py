@@ -120,7 +120,7 @@ def install_recipe(recipe: Recipe, cache_dir: Path, report: Callable[[str], None
     """`install` for a recipe that need not be in the table."""
     name, directory = recipe.name, directory_of(recipe, cache_dir)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(directory, report):
+    with only_one(directory, report):
         if _installed(recipe, cache_dir) is not None:
             report(f"{name} {recipe.version} is installed in {directory}")
             return directory
@@ -132,7 +132,7 @@ def install_recipe(recipe: Recipe, cache_dir: Path, report: Callable[[str], None
         building = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
         try:
             _build(recipe, node, building, cache_dir, report)
-            _swap(building, directory)
+            swap_in(building, directory)
         finally:
             shutil.rmtree(building, ignore_errors=True)
         report(f"installed {name} {recipe.version} in {directory}")
@@ -215,7 +215,7 @@ def _npm_ci(node: NodeRuntime, building: Path, npm_cache: Path) -> None:
         )
 
 
-def _swap(building: Path, directory: Path) -> None:
+def swap_in(building: Path, directory: Path) -> None:
     if directory.exists():
         aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
         directory.rename(aside / "old")
@@ -226,7 +226,7 @@ def _swap(building: Path, directory: Path) -> None:
 
 
 @contextmanager
-def _only_one(directory: Path, report: Callable[[str], None]) -> Generator[None]:
+def only_one(directory: Path, report: Callable[[str], None]) -> Generator[None]:
     """An exclusive lock over processes; released by the kernel when its holder dies."""
     with (directory.parent / f"{directory.name}.lock").open("w") as lock:
         try:
