@@ -13,6 +13,7 @@ from openforgerl.types import (
     Conversation,
     Ending,
     Exit,
+    ForcedCall,
     HarnessContext,
     JsonValue,
     Layer,
@@ -23,12 +24,14 @@ from openforgerl.types import (
     OpenedSession,
     Plan,
     Prompt,
+    Question,
     Rollout,
     Sample,
     Sampling,
     SandboxRef,
     SandboxSpec,
     Task,
+    TextChunk,
     Trajectory,
     Verdict,
 )
@@ -72,6 +75,49 @@ class InferenceEngine(Protocol):
     async def close(self) -> None:
         """Stop all work and free the model."""
         ...
+
+
+@runtime_checkable
+class ConversationEngine(Protocol):
+    """Takes a conversation and answers in text: a model behind somebody else's API. Never token-exact."""
+
+    @property
+    def model_name(self) -> str:
+        """What `/v1/models` lists."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and answer together, as our own tokenizer counts them."""
+        ...
+
+    @property
+    def weights_version(self) -> int:
+        """Always the same: nobody here changes these weights."""
+        ...
+
+    def converse(
+        self,
+        question: Question,
+        sampling: Sampling,
+        *,
+        affinity: str,
+        seed: str,
+        deadline: float | None = None,
+    ) -> AsyncIterator[TextChunk]:
+        """Ask for the next assistant turn. `affinity` is the session id; `deadline` in Unix seconds.
+
+        `seed` (the call's id) makes the ids of tool calls, as `Renderer.parser` makes them. Stop strings are the
+        caller's business (it closes the iterator). Raises `EngineError`, `EngineOverloaded` or `ContextOverflow`.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop all work."""
+        ...
+
+
+Engine = InferenceEngine | ConversationEngine
 
 
 @runtime_checkable
@@ -126,15 +172,32 @@ class Renderer(Protocol):
         """
         ...
 
-    def parser(self, conversation: Conversation, prompt: Prompt, *, seed: str = "") -> AnswerParser:
-        """A parser for an answer to `prompt` (which may already have opened a thought).
+    def force(self, prompt: Prompt, conversation: Conversation, call: ForcedCall) -> Prompt:
+        """`prompt` with the opening of a tool call at its end, after what skips a thought.
 
-        `seed` (the call's id) makes the ids of tool calls; two answers to one prompt must not share theirs.
+        The answer then goes on inside the call. Raises `TemplateError` when this model's answers hold no calls.
         """
         ...
 
-    def encode_answer(self, message: Message, conversation: Conversation) -> tuple[int, ...]:
-        """Ids of an assistant turn as the template writes it, end-of-turn token included (scripted engine)."""
+    def parser(
+        self, conversation: Conversation, prompt: Prompt, *, seed: str = "", forced: ForcedCall | None = None
+    ) -> AnswerParser:
+        """A parser for an answer to `prompt` (which may already have opened a thought).
+
+        `seed` (the call's id) makes the ids of tool calls; two answers to one prompt must not share theirs.
+        `forced`: what `force` put at the end of the prompt; the whole call is part of the message.
+        """
+        ...
+
+    def encode_answer(
+        self,
+        message: Message,
+        conversation: Conversation,
+        *,
+        clock: float = 0.0,
+        kwargs: Mapping[str, JsonValue] | None = None,
+    ) -> tuple[int, ...]:
+        """Ids of an assistant turn as the template writes it, end-of-turn token included (scripted, relay)."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
-from openforgerl.types.messages import Conversation, JsonValue, Message
+from openforgerl.types.messages import Conversation, JsonValue, Message, MessageDelta
 
 
 class OriginSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +110,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
+class ForcedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`tool_choice` required (`name` None) or named: the answer opens with a tool call that nobody sampled."""
+
+    name: str | None = None
+    """As the model is offered it."""
+
+
 class FinishReason(enum.StrEnum):
     """Why sampling ended."""
 
@@ -145,6 +153,45 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{len(self.ids)} ids but {len(values)} {name}")
             if not all(math.isfinite(value) for value in values):
                 raise ValueError(f"{name} must be finite")
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one answer as a remote engine counts and bills them (its tokenizer, not ours)."""
+
+    prompt_tokens: int = 0
+    """All of the prompt, cached or not."""
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Of `prompt_tokens`: read from the provider's cache."""
+    cache_written_tokens: int = 0
+    """Of `prompt_tokens`: written to it."""
+    cost: float | None = None
+    """In the currency of the configured prices; None when there are none."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine that takes a conversation is asked."""
+
+    conversation: Conversation
+    images: Mapping[str, bytes] = {}
+    """The bytes of every image that the conversation names by sha256."""
+    forced: ForcedCall | None = None
+    """The tool call that the answer must hold, or None: as the model likes."""
+    model: str = ""
+    """The name that the client asked for."""
+    prompt_tokens: int = 0
+    """Size of the prompt by our own tokenizer; 0 when not known."""
+
+
+class TextChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """New pieces of an answer given as text. The last chunk carries the finish reason."""
+
+    deltas: tuple[MessageDelta, ...] = ()
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    """With the last chunk, when the engine said it."""
+    warnings: tuple[str, ...] = ()
+    """For the record: what was left out of the question or is odd about the answer."""
 
 
 class CallStatus(enum.StrEnum):
@@ -213,7 +260,10 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     answer: Message | None = None
     """What we sent back, in canonical form (None until complete or when nothing was delivered)."""
     off_policy: str | None = None
-    """Why RL must mask this call (truncation, greedy, penalty, grammar, forced, stop_string?), or None."""
+    """Why RL must mask this call (truncation, greedy, penalty, grammar, forced, relay, ...), or None. `relay`: the
+    engine answered in text, and the ids are our own renderer's encoding of it."""
+    usage: Usage | None = None
+    """What a remote engine counted; None for engines that take ids."""
     warnings: tuple[str, ...] = ()
     timing: CallTiming
     request: JsonValue = None
