@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -52,6 +52,14 @@ PARTS = st.sampled_from(
 
 @pytest.mark.parametrize("name", NAMES)
 @SETTINGS
+@example(text="e\u0301REWARD")
+@example(text="REWARD\u20e3")
+@example(text="x\u00b2REWARD")
+@example(text="\u2167REWARD")
+@example(text="\u24b6REWARD")
+@example(text="\U0001f170REWARD")
+@example(text="a\u200dREWARD")
+@example(text="a\u203fREWARD")
 @given(text=st.lists(PARTS, max_size=12).map("".join) | st.text(max_size=20))
 def test_all_trusted_is_the_library(name: str, text: str, model_of: Callable[[str], Any]) -> None:
     codec: TokenCodec = model_of(name).codec

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -27,6 +28,15 @@ from openforgerl.errors import InputError
 
 Stretch = tuple[int, int]
 """Characters `[start, stop)`."""
+
+_JOINERS = "\u200c\u200d"
+_LETTER_SYMBOLS = (
+    ("\u24b6", "\u24e9"),
+    ("\U0001f130", "\U0001f149"),
+    ("\U0001f150", "\U0001f169"),
+    ("\U0001f170", "\U0001f189"),
+)
+"""Symbols that Unicode lists as Other_Alphabetic: circled and squared letters."""
 
 
 class AddedToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,9 +205,21 @@ class _Matcher:
 
 
 def _stands_alone(text: str, piece: Piece, start: int, stop: int) -> bool:
-    before = start > piece.start and re.match(r"\w", text[start - 1]) is not None
-    after = stop < piece.stop and re.match(r"\w", text[stop]) is not None
+    before = start > piece.start and _is_word(text[start - 1])
+    after = stop < piece.stop and _is_word(text[stop])
     return not before and not after
+
+
+def _is_word(character: str) -> bool:
+    """Whether the tokenizers library counts a character as part of a word.
+
+    It asks its regular expressions' `\\w`, which is Unicode's (UTS #18, Annex C: Alphabetic, Mark, Decimal_Number,
+    Connector_Punctuation, Join_Control) and differs from Python's on combining marks and superscripts.
+    """
+    category = unicodedata.category(character)
+    if category[0] in "LM" or category in ("Nd", "Nl", "Pc"):
+        return True
+    return character in _JOINERS or any(low <= character <= high for low, high in _LETTER_SYMBOLS)
 
 
 def _ordinary_tokenizers(state: Mapping[str, Any]) -> tuple[Tokenizer, Tokenizer]:
