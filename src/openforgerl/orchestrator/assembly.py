@@ -23,7 +23,7 @@ from openforgerl.errors import ConfigError, InputError
 from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.orchestrator.options import RunOptions
 from openforgerl.orchestrator.runs import Orchestrator
-from openforgerl.protocols import Harness, InferenceEngine, Renderer, Sandboxes
+from openforgerl.protocols import Engine, Harness, Renderer, Sandboxes
 from openforgerl.proxy import InProcessSessions, ProxyServer
 from openforgerl.rollout import Rooms
 from openforgerl.sandboxes.bubblewrap import find_bwrap
@@ -138,7 +138,7 @@ def keep_tokenizer(folder: Path, source: Path) -> None:
 class House:
     """Rooms opened around one engine."""
 
-    engine: InferenceEngine
+    engine: Engine
     renderer: Renderer
     proxy: ProxyServer
     orchestrator: Orchestrator
@@ -150,7 +150,7 @@ async def open_house(
     config: RoomsConfig,
     run: RunOptions,
     *,
-    engine: InferenceEngine,
+    engine: Engine,
     renderer: Renderer,
     tasks: Mapping[str, Task],
     on_attempt: Callable[[Rollout, Attempt], None],
