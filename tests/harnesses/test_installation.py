@@ -23,7 +23,7 @@ from openforgerl.errors import InputError
 from openforgerl.harnesses import default_cache, inspect, install
 from openforgerl.harnesses.installation import RECORD, directory_of, inspect_recipe, install_recipe
 from openforgerl.harnesses.node import NodeRuntime, find_node
-from openforgerl.harnesses.recipes import RECIPES, Recipe
+from openforgerl.harnesses.recipes import RECIPES, Binary, Recipe
 from openforgerl.harnesses.trees import digest_tree
 
 PI = RECIPES["pi"]
@@ -251,7 +251,7 @@ def test_the_trial_run_fails_where_pi_does_not_work(tmp_path: Path) -> None:
 
 
 def test_only_known_names(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="'react' cannot be installed; installable: pi"):
+    with pytest.raises(InputError, match=r"'react' cannot be installed; installable: claude-code, .*pi, qwen-code"):
         install("react", tmp_path, lambda line: None)
 
 
@@ -263,11 +263,44 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cache() == Path("/home/me/.cache/openforgerl")
 
 
-def test_the_lock_names_no_host() -> None:
-    lock = json.loads((PI.lock / "package-lock.json").read_text())
-    packages = {name: entry for name, entry in lock["packages"].items() if name}
-    assert packages[PACKAGE]["version"] == "1.6.0"
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_a_lock_names_exact_versions_and_no_host(name: str) -> None:
+    recipe = RECIPES[name]
+    manifest = json.loads((recipe.lock / "package.json").read_text())
+    assert manifest["dependencies"] == {recipe.package: recipe.version}
+    lock = json.loads((recipe.lock / "package-lock.json").read_text())
+    packages = {path: entry for path, entry in lock["packages"].items() if path}
+    assert packages[f"node_modules/{recipe.package}"]["version"] == recipe.version
     assert all("integrity" in entry and "resolved" not in entry for entry in packages.values())
+    assert all(f"node_modules/{binary.package}" in packages for binary in recipe.binaries.values())
+
+
+def test_a_machine_without_a_binary_is_told_before_any_download(
+    small: tuple[Recipe, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, cache = small
+    binary = Binary(package="semver", digest="0" * 64, program="x")
+    other = msgspec.structs.replace(recipe, binaries={"vax": binary})
+    with pytest.raises(InputError, match=r"small .* runs on vax, not on"):
+        install_recipe(other, cache, lambda line: None)
+    monkeypatch.setattr("platform.machine", lambda: "vax")
+    with pytest.raises(InputError, match=r"delivered a semver \(small .* is not the published one"):
+        install_recipe(other, cache, lambda line: None)
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_machines_program_is_pinned_too(small: tuple[Recipe, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, cache = small
+    monkeypatch.setattr("platform.machine", lambda: "vax")
+    digest = digest_tree(install_recipe(recipe, cache, lambda line: None) / "node_modules" / "semver")
+    binary = Binary(package="semver", digest=digest, program="index.js")
+    recipe = msgspec.structs.replace(recipe, name="native", binaries={"vax": binary}, trial=None)
+    directory = install_recipe(recipe, cache, lambda line: None)
+    found = inspect_recipe(recipe, cache)
+    assert (found.binary_digest, found.compile_cache_digest) == (digest, "")
+    (directory / "node_modules/semver/index.js").write_text("evil")
+    with pytest.raises(InputError, match="differs from semver as published"):
+        inspect_recipe(recipe, cache)
 
 
 def test_a_tree_digest_by_hand(tmp_path: Path) -> None:

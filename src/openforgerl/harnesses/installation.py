@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -20,15 +20,14 @@ import msgspec
 
 from openforgerl.errors import InputError
 from openforgerl.harnesses.node import NodeRuntime, find_node
+from openforgerl.harnesses.npm import npm_ci
 from openforgerl.harnesses.pi_trial import COMPILE_CACHE
 from openforgerl.harnesses.recipes import Recipe, recipe_of
-from openforgerl.harnesses.trees import digest_file, digest_tree
+from openforgerl.harnesses.trees import digest_file, digest_marks, digest_tree, marks_of
 
 RECORD = "installation.json"
 SANDBOX_UIDS = ("0", "1000")
 """Who runs harnesses: sandboxes give their agent uid 1000."""
-NPM_TIMEOUT = 900.0
-"""Seconds for one npm run."""
 
 _NOT_CONTENT = frozenset({".package-lock.json"})  # npm's note to itself; depends on the user's npm settings
 
@@ -43,8 +42,10 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Over all of `node_modules`."""
     package_digest: str
     """Over the harness's own package; equals the pinned one."""
-    compile_cache_digest: str
-    """Over Node's compile cache of it, which is code too."""
+    binary_digest: str = ""
+    """Over the package that brings this machine's program, where there is one; equals the pinned one."""
+    compile_cache_digest: str = ""
+    """Over Node's compile cache of it, which is code too; empty when the harness was installed without one."""
     node_version: str
     """Of the Node that installed and tried it."""
 
@@ -101,17 +102,18 @@ def inspect_recipe(recipe: Recipe, cache_dir: Path) -> Installation:
         raise InputError(f"{record} is damaged ({error}); {fix}") from error
     found = msgspec.structs.replace(found, directory=str(directory))
     modules = directory / "node_modules"
-    package = modules / recipe.package
-    if not package.is_dir():
-        raise InputError(f"harness {name}: {package} is missing; {fix}")
-    if digest_tree(package) != recipe.package_digest:
-        raise InputError(
-            f"harness {name}: {package} differs from {recipe.package} {recipe.version} as published; {fix}"
-        )
-    if digest_tree(modules, leave_out=_NOT_CONTENT) != found.tree_digest:
+    pinned = recipe.pinned(platform.machine())
+    for package in pinned:
+        if not (modules / package).is_dir():
+            raise InputError(f"harness {name}: {modules / package} is missing; {fix}")
+    marks = marks_of(modules)
+    for package, digest in pinned.items():
+        if digest_marks(marks, below=package) != digest:
+            raise InputError(f"harness {name}: {modules / package} differs from {package} as published; {fix}")
+    if digest_marks(marks, leave_out=_NOT_CONTENT) != found.tree_digest:
         raise InputError(f"harness {name}: {modules} differs from what was installed; {fix}")
     cache = directory / COMPILE_CACHE
-    if not cache.is_dir() or digest_tree(cache) != found.compile_cache_digest:
+    if recipe.trial is not None and (not cache.is_dir() or digest_tree(cache) != found.compile_cache_digest):
         raise InputError(f"harness {name}: {cache} differs from what was installed; {fix}")
     return found
 
@@ -127,6 +129,7 @@ def install_recipe(recipe: Recipe, cache_dir: Path, report: Callable[[str], None
         if directory.exists():
             report(f"{directory} is incomplete or changed; installing again")
         node = find_node()
+        recipe.pinned(platform.machine())  # refuses before anything is downloaded
         for leftover in directory.parent.glob(f".{directory.name}.*"):
             shutil.rmtree(leftover)  # of a killed installation: we hold the lock, so nobody uses it
         building = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
@@ -151,24 +154,30 @@ def _build(recipe: Recipe, node: NodeRuntime, building: Path, cache_dir: Path, r
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(recipe.lock / name, building / name)
     report(f"downloading {recipe.package} {recipe.version} and what it needs with npm")
-    _npm_ci(node, building, cache_dir / "npm")
-    modules = building / "node_modules"
-    package_digest = digest_tree(modules / recipe.package)
-    if package_digest != recipe.package_digest:
-        raise InputError(
-            f"npm delivered a {recipe.package} {recipe.version} that is not the published one: its tree digest is "
-            f"{package_digest}, expected {recipe.package_digest}; check the configured npm registry"
-        )
-    report(f"trying {recipe.name} against a scripted model")
-    recipe.trial(node, building)
-    _share_compile_cache(building / COMPILE_CACHE)
+    npm_ci(node, building, cache_dir / "npm")
+    pinned = recipe.pinned(platform.machine())
+    marks = marks_of(building / "node_modules")
+    for package, expected in pinned.items():
+        got = digest_marks(marks, below=package)
+        if got != expected:
+            raise InputError(
+                f"npm delivered a {package} ({recipe.name} {recipe.version}) that is not the published one: its tree "
+                f"digest is {got}, expected {expected}; check the configured npm registry"
+            )
+    compiled = ""
+    if recipe.trial is not None:
+        report(f"trying {recipe.name} against a scripted model")
+        recipe.trial(node, building)
+        _share_compile_cache(building / COMPILE_CACHE)
+        compiled = digest_tree(building / COMPILE_CACHE)
     record = Installation(
         name=recipe.name,
         version=recipe.version,
         directory="",
-        tree_digest=digest_tree(modules, leave_out=_NOT_CONTENT),
-        package_digest=package_digest,
-        compile_cache_digest=digest_tree(building / COMPILE_CACHE),
+        tree_digest=digest_marks(marks, leave_out=_NOT_CONTENT),
+        package_digest=recipe.package_digest,
+        binary_digest=binary.digest if (binary := recipe.binary(platform.machine())) else "",
+        compile_cache_digest=compiled,
         node_version=node.version(),
     )
     (building / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
@@ -184,35 +193,6 @@ def _share_compile_cache(cache: Path) -> None:
         for uid in SANDBOX_UIDS:
             if stem and owner.isdigit() and owner != uid:
                 (cache / f"{stem}-{uid}").symlink_to(path.name)
-
-
-def _npm_ci(node: NodeRuntime, building: Path, npm_cache: Path) -> None:
-    # --ignore-scripts: nothing we install needs its scripts, and none should run on the host.
-    arguments = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--cache", str(npm_cache)]
-    command = [node.binary, node.npm, *arguments]
-    path = os.pathsep.join([str(Path(node.binary).parent), os.environ.get("PATH", os.defpath)])
-    try:
-        done = subprocess.run(
-            command,
-            cwd=building,
-            env={**os.environ, "PATH": path, "npm_config_update_notifier": "false"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=NPM_TIMEOUT,
-            umask=0o022,  # readable for the sandbox's uid whatever the caller's umask
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise InputError(
-            f"`npm {' '.join(arguments)}` did not end within {NPM_TIMEOUT:.0f} s; is the npm registry reachable?"
-        ) from error
-    if done.returncode != 0:
-        tail = done.stdout[-1500:].decode(errors="replace").strip()
-        raise InputError(
-            f"`npm {' '.join(arguments)}` exited {done.returncode}; the npm registry must be reachable for the first "
-            f"installation. Its last words:\n{tail}"
-        )
 
 
 def swap_in(building: Path, directory: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from openforgerl.errors import InputError
@@ -16,10 +16,21 @@ def digest_tree(directory: Path, *, leave_out: frozenset[str] = frozenset()) -> 
     `leave_out` names relative paths that are not part of the content. Modes and times do not count. Raises
     `InputError` when the tree holds anything but directories, regular files and symbolic links.
     """
+    return digest_marks(marks_of(directory), leave_out=leave_out)
+
+
+def marks_of(directory: Path) -> dict[str, str]:
+    """Relative path → sha256 hex, or link target, of everything below; read once, digested in parts."""
+    return {path: _mark(directory / path) for path in _walk(directory, "")}
+
+
+def digest_marks(marks: Mapping[str, str], *, below: str = "", leave_out: frozenset[str] = frozenset()) -> str:
+    """What `digest_tree` gives for the subdirectory `below` of the tree that was read."""
+    prefix = f"{below}/" if below else ""
     total = hashlib.sha256()
-    for path in sorted(_walk(directory, "")):
-        if path not in leave_out:
-            total.update(f"{_mark(directory / path)}  {path}\n".encode("utf-8", "surrogateescape"))
+    for path in sorted(marks):
+        if path.startswith(prefix) and path not in leave_out:
+            total.update(f"{marks[path]}  {path.removeprefix(prefix)}\n".encode("utf-8", "surrogateescape"))
     return total.hexdigest()
 
 
