@@ -21,7 +21,7 @@ async def test_a_whole_answer_and_its_record(tmp_path: Path, renderer: ChatRende
     engine = scripted(renderer, {"text": "Hello  there.\n"})
     async with house(tmp_path, renderer, engine) as home:
         client = await home.client(sampling=Sampling(temperature=0.7, max_tokens=50))
-        reply = await client.post(ask(temperature=0.1, max_tokens=60, seed=4), **{"X-Api-Key": "sk-secret"})
+        reply = await client.post(ask(temperature=0.1, max_tokens=60, seed=4), **{"Api-Key": "sk-secret"})
         (call,) = await home.calls()
     assert reply.status == 200
     (choice,) = reply.body["choices"]

@@ -62,7 +62,11 @@ async def test_another_sessions_door_stays_shut(tmp_path: Path, renderer: ChatRe
             {"Authorization": theirs.session.key},
             {"Authorization": "Bearer "},
             {"Authorization": "Bearer é"},
-            {"X-Api-Key": theirs.session.key},
+            {"X-Api-Key": mine.session.key},
+            {"X-Goog-Api-Key": theirs.session.key[1:]},
+            {"Authorization": f"Bearer {theirs.session.key}", "X-Api-Key": mine.session.key},
+            {"Authorization": f"Basic {theirs.session.key}", "X-Api-Key": theirs.session.key},
+            {"Api-Key": theirs.session.key},
             {},
         )
         refusals = set()

@@ -1,4 +1,4 @@
-"""The data port: what agents reach. `/s/{session_id}/v1/...`, and nothing else."""
+"""The data port: what agents reach. The doors of `routes.py` below `/s/{session_id}`, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import asyncio
 import logging
 import math
 import time
+import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 
 import msgspec
 from aiohttp import web
 
-from openforgerl.errors import WireError
-from openforgerl.proxy.exchange import Arrival, ClientLeft, Exchange, Gateway
+from openforgerl.errors import TemplateError, WireError
+from openforgerl.proxy.credentials import given_key, recorded_headers
+from openforgerl.proxy.exchange import Arrival, ClientLeft, Exchange, Gateway, unrenderable
 from openforgerl.proxy.options import ProxyOptions
+from openforgerl.proxy.prompting import check_length, render_prompt
+from openforgerl.proxy.routes import ROUTES, Action, Route, dialect_of
 from openforgerl.proxy.sessions import Ended, LiveSession
-from openforgerl.wire import ChatDialect, Dialect
+from openforgerl.types import JsonValue
+from openforgerl.wire import Address, Dialect
 
 logger = logging.getLogger(__name__)
 
 GATEWAY = web.AppKey("gateway", Gateway)
 
-_CHAT: Dialect = ChatDialect()
-_PREFIX = "/s/{session_id:[^/]+}/v1"
-_CREDENTIALS = frozenset(
-    {"authorization", "proxy-authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "set-cookie"}
-)
-"""Headers that are recorded nowhere."""
+_PREFIX = "/s/{session_id:[^/]+}"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,51 +65,63 @@ def data_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[shaped_errors])
     app[GATEWAY] = gateway
     app[UNLISTED] = UnlistedFields()
-    app.router.add_post(f"{_PREFIX}/chat/completions", chat_completions)
-    app.router.add_get(f"{_PREFIX}/models", list_models, allow_head=False)
-    app.router.add_get(f"{_PREFIX}/models/{{name:.+}}", one_model, allow_head=False)
+    app.on_response_prepare.append(identified)
+    for route in ROUTES:
+        if route.dialect in gateway.dialects:
+            app.router.add_route(route.method, _PREFIX + route.path, partial(_ACTIONS[route.action], route))
     return app
 
 
 @web.middleware
 async def shaped_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every refusal in the dialect's own shape; a path that was not written in its plain form is not found."""
+    dialect = spoken(request)
     try:
         path = request.raw_path.partition("?")[0]
         if path != request.path or "//" in path or any(step in (".", "..") for step in path.split("/")):
             raise WireError(404, "not_found", "no such path")
         return await handler(request)
     except WireError as error:
-        return error_response(_CHAT, error)
+        return error_response(dialect, error)
     except web.HTTPException as error:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status, "http_error")
         message = f"{request.method} {request.path} is not served here" if error.status in (404, 405) else error.reason
-        response = error_response(_CHAT, WireError(error.status, code, message))
+        response = error_response(dialect, WireError(error.status, code, message))
         if isinstance(error, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         return response
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
-        return error_response(_CHAT, WireError(500, "internal_error", "the proxy failed; its log says why"))
+        return error_response(dialect, WireError(500, "internal_error", "the proxy failed; its log says why"))
 
 
-async def chat_completions(request: web.Request) -> web.StreamResponse:
-    """`POST .../chat/completions`."""
-    return await answer(request, _CHAT)
+async def identified(request: web.Request, response: web.StreamResponse) -> None:
+    """Name the request in its answer, as client logs expect it: with its call's id where it is one."""
+    request_id = response.headers.setdefault("x-request-id", uuid.uuid4().hex)
+    if spoken(request).name == "messages":
+        response.headers["request-id"] = request_id
 
 
-async def answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
+def spoken(request: web.Request) -> Dialect:
+    """The dialect that the client of this request understands."""
+    dialects = request.app[GATEWAY].dialects
+    name = dialect_of(request.path, request.headers)
+    return dialects.get(name) or dialects["chat"]
+
+
+async def answer(route: Route, request: web.Request) -> web.StreamResponse:
     """One model call in any dialect. The exchange runs on when the handler is cancelled, until it is recorded."""
     gateway = request.app[GATEWAY]
+    dialect = gateway.dialects[route.dialect]
     received = time.time()
     session = session_of(request, gateway)
     session.check_admissible()  # before the body: a session that is used up costs no parsing
     body = await read_body(request, gateway.options)
-    parsed = dialect.parse(body, strict=gateway.options.strict_fields)
+    parsed = dialect.parse(body, strict=gateway.options.strict_fields, address=_address(route, request), memory=session)
     session.admit()
     request.app[UNLISTED].note(dialect.name, parsed.unlisted)
-    arrival = Arrival(request=parsed, headers=recorded_headers(request), received=received)
-    outlet = HttpOutlet(request, dialect, gateway.options)
+    arrival = Arrival(call_id=uuid.uuid4().hex, request=parsed, headers=recorded_headers(request), received=received)
+    outlet = HttpOutlet(request, dialect, arrival.call_id, gateway.options)
     exchange = Exchange(gateway, session, dialect, arrival, outlet)
     task = session.spawn(exchange.run())
     try:
@@ -118,27 +132,61 @@ async def answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
     return outlet.response
 
 
-async def list_models(request: web.Request) -> web.StreamResponse:
-    """`GET .../models`."""
+async def count(route: Route, request: web.Request) -> web.StreamResponse:
+    """How many tokens a request's prompt has. No call: nothing is recorded or counted against a limit."""
     gateway = request.app[GATEWAY]
-    session_of(request, gateway).check_open()
-    return _json(200, _CHAT.models([gateway.engine.model_name]))
+    dialect = gateway.dialects[route.dialect]
+    session = session_of(request, gateway)
+    session.check_open()
+    body = await read_body(request, gateway.options)
+    parsed = dialect.parse(body, strict=gateway.options.strict_fields, address=_address(route, request), memory=session)
+    check_length(parsed.conversation, gateway.engine)
+    async with session.counting:
+        try:
+            prompt = await render_prompt(gateway.renderer, session.record, parsed.conversation, restored={})
+        except TemplateError as error:
+            raise unrenderable(error) from error
+    return _json(200, dialect.counted(len(prompt.ids)))
 
 
-async def one_model(request: web.Request) -> web.StreamResponse:
-    """`GET .../models/{name}`: every name is answered by the served model, so every name exists."""
+async def list_models(route: Route, request: web.Request) -> web.StreamResponse:
+    """The served model, in the shape of whoever asks."""
     gateway = request.app[GATEWAY]
     session_of(request, gateway).check_open()
-    return _json(200, _CHAT.models([request.match_info["name"]])["data"][0])
+    return _json(200, spoken(request).models([gateway.engine.model_name]))
+
+
+async def one_model(route: Route, request: web.Request) -> web.StreamResponse:
+    """The model of that name: every name is answered by the served model, so every name exists."""
+    gateway = request.app[GATEWAY]
+    session_of(request, gateway).check_open()
+    listed = spoken(request).models([request.match_info["model"]])
+    return _json(200, next(value for value in listed.values() if isinstance(value, list))[0])
+
+
+async def probe(route: Route, request: web.Request) -> web.StreamResponse:
+    """Somebody is here. Says the same to everyone, so it needs no key."""
+    return _json(200, {"status": "ok"})
+
+
+_ACTIONS: Mapping[Action, Callable[[Route, web.Request], Awaitable[web.StreamResponse]]] = MappingProxyType(
+    {
+        Action.ANSWER: answer,
+        Action.COUNT: count,
+        Action.MODELS: list_models,
+        Action.MODEL: one_model,
+        Action.PROBE: probe,
+    }
+)
+
+
+def _address(route: Route, request: web.Request) -> Address:
+    return Address(model=request.match_info.get("model", ""), stream=route.stream)
 
 
 def session_of(request: web.Request, gateway: Gateway) -> LiveSession:
-    """The session whose id is in the path and whose key is in the one `Authorization: Bearer` header."""
-    given = request.headers.getall("Authorization", [])
-    scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-    if scheme.lower() != "bearer":
-        key = ""
-    return gateway.sessions.authenticate(request.match_info["session_id"], key.strip())
+    """The session whose id is in the path and whose key the request carries."""
+    return gateway.sessions.authenticate(request.match_info["session_id"], given_key(request))
 
 
 async def read_body(request: web.Request, options: ProxyOptions) -> bytes:
@@ -162,22 +210,13 @@ async def read_body(request: web.Request, options: ProxyOptions) -> bytes:
     return bytes(body)
 
 
-def recorded_headers(request: web.Request) -> dict[str, str]:
-    """The request's headers without credentials, names in lower case."""
-    headers: dict[str, str] = {}
-    for name, value in request.headers.items():
-        lower = name.lower()
-        if lower not in _CREDENTIALS:
-            headers[lower] = f"{headers[lower]}, {value}" if lower in headers else value
-    return headers
-
-
 class HttpOutlet:
     """Sends one answer over HTTP. What is not a stream is kept as `response`, for the handler to return."""
 
-    def __init__(self, request: web.Request, dialect: Dialect, options: ProxyOptions) -> None:
+    def __init__(self, request: web.Request, dialect: Dialect, call_id: str, options: ProxyOptions) -> None:
         self._request = request
         self._dialect = dialect
+        self._named = {"x-request-id": call_id}
         self._patience = options.write_timeout_s
         self._response: web.StreamResponse | None = None
         self._started = False
@@ -200,6 +239,7 @@ class HttpOutlet:
                             "Content-Type": "text/event-stream; charset=utf-8",
                             "Cache-Control": "no-cache",
                             "X-Accel-Buffering": "no",
+                            **self._named,
                         }
                     )
                 if not self._started:
@@ -214,7 +254,7 @@ class HttpOutlet:
 
     async def whole(self, body: bytes) -> None:
         """A whole JSON answer."""
-        self._response = web.Response(body=body, content_type="application/json")
+        self._response = web.Response(body=body, content_type="application/json", headers=self._named)
 
     async def fail(self, error: WireError, event: bytes) -> None:
         """An error answer; in a started stream the event, and then the connection is cut without an end mark.
@@ -223,6 +263,7 @@ class HttpOutlet:
         """
         if not self._started:
             self._response = error_response(self._dialect, error)
+            self._response.headers.update(self._named)
             return
         await self.write(event)
         if self._request.transport is not None:
@@ -231,15 +272,19 @@ class HttpOutlet:
 
 def error_response(dialect: Dialect, error: WireError) -> web.Response:
     """An error in the dialect's shape."""
-    response = _json(error.status, dialect.error(error))
+    response = _json(dialect.status(error), dialect.error(error))
     response.headers.update(error_headers(error))
     return response
 
 
 def error_headers(error: WireError) -> dict[str, str]:
-    """Retry-After in whole seconds, when the error says when to come back."""
-    return {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    """Retry-After in whole seconds, when the error says when to come back, and always with a 429.
+
+    Some harnesses (codex) do not try again without one.
+    """
+    seconds = error.retry_after if error.retry_after is not None or error.status != 429 else 1.0
+    return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
-def _json(status: int, body: object) -> web.Response:
+def _json(status: int, body: JsonValue) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")

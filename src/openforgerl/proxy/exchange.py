@@ -10,7 +10,6 @@ import asyncio
 import logging
 import secrets
 import time
-import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar, cast
@@ -25,19 +24,22 @@ from openforgerl.errors import (
     TemplateError,
     WireError,
 )
-from openforgerl.protocols import AnswerParser, InferenceEngine, Renderer
+from openforgerl.protocols import AnswerParser, ConversationEngine, Engine, Renderer
 from openforgerl.proxy.options import ProxyOptions
+from openforgerl.proxy.prompting import check_length, render_prompt
 from openforgerl.proxy.sampled import SampledTokens
 from openforgerl.proxy.sessions import CallLog, Ended, LiveSession, SessionRegistry
+from openforgerl.proxy.spoken import RELAYED, SpokenAnswer, render_or_note
 from openforgerl.trajectory.threads import attribute
 from openforgerl.types import (
     CallStatus,
     CallTiming,
-    Chunk,
-    Conversation,
     FinishReason,
+    Message,
     MessageDelta,
     ModelCall,
+    Question,
+    Reasoning,
     Sampling,
 )
 from openforgerl.wire import Answer, Dialect, Head, MessageBuilder, Request, StopStrings
@@ -47,27 +49,25 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-MOST_CHARACTERS = 16
-"""Characters a token may stand for on average. What is longer than a context of such tokens is refused unread: to
-count its tokens would stop every other call for minutes, and agents choose what they send."""
-
-
 class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an exchange depends on."""
 
-    engine: InferenceEngine
+    engine: Engine
     renderer: Renderer
     store: CallLog
     sessions: SessionRegistry
     options: ProxyOptions
+    dialects: Mapping[str, Dialect]
+    """The served ones, by name."""
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """One request as it came in."""
 
+    call_id: str
     request: Request
     headers: Mapping[str, str]
-    """Without credentials, names in lower case."""
+    """Without credentials, names in lower case; the target under `:path`."""
     received: float
     """Unix seconds."""
 
@@ -107,7 +107,7 @@ class Exchange:
         self._dialect = dialect
         self._arrival = arrival
         self._outlet = outlet
-        self.call_id = uuid.uuid4().hex
+        self.call_id = arrival.call_id
         self.recorded = asyncio.Event()
         """Set when nothing of this call is left to be written to the store."""
         self.stopped_by: Ended | None = None
@@ -126,6 +126,7 @@ class Exchange:
         self._built = MessageBuilder()
         self._unsent: list[MessageDelta] = []
         self._sampled = SampledTokens()
+        self._spoken = SpokenAnswer.of(gateway.engine, gateway.renderer, session.record)
         self._prompt_tokens = 0
         self._sending = asyncio.Lock()
         self._opened = False
@@ -164,8 +165,7 @@ class Exchange:
         try:
             await self._until_stopped(session.take_place())
             try:
-                call, prompt_left = self._prepare()
-                session.remember(call)  # before any wait: calls that arrive meanwhile are told apart by what is known
+                call, prompt_left = await self._until_stopped(self._prepare())
                 try:
                     await self._gateway.store.begin(call)
                 except BaseException:
@@ -180,15 +180,23 @@ class Exchange:
         except Exception as error:  # noqa: BLE001  (even a bug of ours is recorded and told, never dropped)
             return await self._failed(error)
 
-    def _prepare(self) -> tuple[ModelCall, int]:
-        """The call as an intent, and how many tokens the context has left for its answer (may be 0 or less)."""
+    async def _prepare(self) -> tuple[ModelCall, int]:
+        """The call as an intent, and how many tokens the context has left for its answer (may be 0 or less).
+
+        One call of a session at a time, in order of arrival, up to and with its being remembered: calls that arrive
+        meanwhile are told apart by what is known.
+        """
+        async with self._session.prompting:
+            found = await self._rendered()
+            self._session.remember(found[0])
+            return found
+
+    async def _rendered(self) -> tuple[ModelCall, int]:
         session, engine = self._session, self._gateway.engine
         session.check_open()
         session.check_tokens()
         request, record = self._arrival.request, session.record
-        least_tokens = _characters(request.conversation) // MOST_CHARACTERS
-        if least_tokens > engine.context_length:
-            raise ContextOverflow(least_tokens, engine.context_length)
+        check_length(request.conversation, engine)
         index = session.take_index()
         found = attribute(
             session.known,
@@ -198,12 +206,14 @@ class Exchange:
             max_tokens=request.max_tokens,
         )
         conversation = session.shared(request.conversation, found.parent_call_id)
-        prompt = self._gateway.renderer.render(
+        rendering = render_prompt(
+            self._gateway.renderer,
+            record,
             conversation,
             restored=found.restored,
-            clock=record.opened_at,
-            kwargs=record.template_kwargs,
+            forced=request.forced if self._spoken is None else None,
         )
+        prompt = await (rendering if self._spoken is None else render_or_note(rendering, self._spoken))
         self._prompt_tokens = len(prompt.ids)
         left = engine.context_length - self._prompt_tokens
         applied = _applied(record.sampling, request, left, session.tokens_left, index)
@@ -223,7 +233,7 @@ class Exchange:
             weights_version=engine.weights_version,
             sampling_asked=request.asked,
             sampling_applied=applied,
-            off_policy=applied.off_policy,
+            off_policy=RELAYED if self._spoken else applied.off_policy if request.forced is None else "forced",
             warnings=(*request.warnings, *unlisted),
             timing=CallTiming(received=self._arrival.received),
             request=request.raw,
@@ -233,35 +243,74 @@ class Exchange:
 
     async def _generate(self, call: ModelCall) -> FinishReason:
         """Sample and deliver piece by piece. Sampling goes on only when a piece is out of our hands."""
-        parser = self._gateway.renderer.parser(call.conversation, call.prompt, seed=call.call_id)
-        stream = self._gateway.engine.generate(
+        engine = self._gateway.engine
+        if isinstance(engine, ConversationEngine):
+            return await self._converse(call, engine)
+        parser = self._gateway.renderer.parser(
+            call.conversation, call.prompt, seed=call.call_id, forced=self._arrival.request.forced
+        )
+        stream = engine.generate(
             call.prompt, call.sampling_applied, affinity=call.session_id, deadline=self._session.deadline
         )
         async with aclosing(cast(_Closing, stream)):
             async for chunk in stream:
                 self._sampled.add(chunk)
                 self._session.sampled += len(chunk.ids)
-                finish = self._finish_at(chunk, parser)
+                finish = self._finish_at(chunk.finish, parser.feed(chunk.ids))
                 if finish is not None:
                     return self._finished(finish, parser)
-                if self._unsent and self._arrival.request.stream:
-                    unsent, self._unsent = self._unsent, []
-                    await self._send(self._writer.write(unsent))
+                await self._send_unsent()
         raise EngineError("the engine ended an answer without a finish reason")
 
-    def _finish_at(self, chunk: Chunk, parser: AnswerParser) -> FinishReason | None:
+    async def _converse(self, call: ModelCall, engine: ConversationEngine) -> FinishReason:
+        """As `_generate`, with an engine that answers in text: the ids are our renderer's, made when all is said."""
+        assert self._spoken is not None
+        request, spoken = self._arrival.request, self._spoken
+        question = Question(
+            conversation=call.conversation,
+            images=request.images,
+            forced=request.forced,
+            model=request.model,
+            prompt_tokens=self._prompt_tokens,
+        )
+        stream = engine.converse(
+            question,
+            call.sampling_applied,
+            affinity=call.session_id,
+            seed=call.call_id,
+            deadline=self._session.deadline,
+        )
+        async with aclosing(cast(_Closing, stream)):
+            async for chunk in stream:
+                spoken.add(chunk)
+                finish = self._finish_at(chunk.finish, chunk.deltas)
+                if finish is not None:
+                    if finish is not FinishReason.STOP_STRING:
+                        self._keep(self._stops.flush())
+                    self._sampled.add(await spoken.encoded(call, self._built.message(), finish))
+                    self._session.sampled += spoken.counts(0, len(self._sampled.ids))[1]
+                    return finish
+                await self._send_unsent()
+        raise EngineError("the engine ended an answer without a finish reason")
+
+    async def _send_unsent(self) -> None:
+        if self._unsent and self._arrival.request.stream:
+            unsent, self._unsent = self._unsent, []
+            await self._send(self._writer.write(unsent))
+
+    def _finish_at(self, finish: FinishReason | None, deltas: Sequence[MessageDelta]) -> FinishReason | None:
         """Take in a chunk; the finish reason when the answer ends with it, whoever ends it."""
-        self._show(parser.feed(chunk.ids))
-        if chunk.finish is FinishReason.ABORTED:
+        self._show(deltas)
+        if finish is FinishReason.ABORTED:
             self.stopped_by = self.stopped_by or Ended.DEADLINE
             raise _Stopped
-        if chunk.finish is FinishReason.ERROR:
+        if finish is FinishReason.ERROR:
             raise EngineError("the engine reported an error without a reason")
         if self._stops.hit is not None:
             return FinishReason.STOP_STRING
-        if chunk.finish is None and self._session.tokens_left is not None and self._session.tokens_left <= 0:
+        if finish is None and self._session.tokens_left is not None and self._session.tokens_left <= 0:
             return FinishReason.LENGTH
-        return chunk.finish
+        return finish
 
     def _finished(self, finish: FinishReason, parser: AnswerParser) -> FinishReason:
         """Take in what the parser held back; check that the pieces are the whole."""
@@ -280,19 +329,30 @@ class Exchange:
         self._built.add(deltas)
         self._unsent += deltas
 
+    def _message(self) -> Message:
+        """The answer so far, its thought under the handle that the client was given for it."""
+        message = self._built.message()
+        parts = [
+            Reasoning(part.text, self._head.handle) if isinstance(part, Reasoning) else part for part in message.parts
+        ]
+        return msgspec.structs.replace(message, parts=tuple(parts))
+
     async def _complete(self, call: ModelCall, finish: FinishReason) -> bytes:
         """Commit the finished call; its last bytes."""
         request = self._arrival.request
-        message = self._dialect.sent(self._built.message(), request)
+        message = self._dialect.sent(self._message(), request)
+        prompt_tokens, completion_tokens = self._prompt_tokens, len(self._sampled.ids)
+        if self._spoken is not None:
+            prompt_tokens, completion_tokens = self._spoken.counts(prompt_tokens, completion_tokens)
         answer = Answer(
             message=message,
             finish=finish,
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=len(self._sampled.ids),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
             stop_string=self._stops.hit,
         )
         body = self._dialect.whole(self._head, request, answer)
-        done = self._sampled.onto(call, status=CallStatus.COMPLETE, finish=finish)
+        done = self._ended(call, CallStatus.COMPLETE, finish)
         await self._record(msgspec.structs.replace(done, answer=message, response=body))
         if self._arrival.request.stream:
             return self._writer.write(self._unsent) + self._writer.close(answer)
@@ -312,8 +372,8 @@ class Exchange:
         if self._call is not None:
             aborted = status is CallStatus.ABORTED
             finish = FinishReason.ABORTED if aborted else FinishReason.ERROR
-            call = self._sampled.onto(self._call, status=status, finish=finish)
-            answer = None if self._built.empty else self._built.message()
+            call = self._ended(self._call, status, finish)
+            answer = None if self._built.empty else self._message()
             try:
                 await self._record(msgspec.structs.replace(call, answer=answer, error=reason))
             except StoreError:
@@ -332,13 +392,17 @@ class Exchange:
             told = _engine_failure(error)
             return CallStatus.ERROR, told, f"{told.code}: {told.message}"
         if isinstance(error, TemplateError):
-            told = WireError(400, "template_error", f"messages: {error}", param="messages")
+            told = unrenderable(error)
             return CallStatus.ERROR, told, f"{told.code}: {told.message}"
         if isinstance(error, StoreError):
             told = WireError(500, "store_error", "the call could not be recorded, so it is not answered")
             return CallStatus.ERROR, told, f"{told.code}: {error}"
         told = WireError(500, "internal_error", "the proxy failed; its log says why")
         return CallStatus.ERROR, told, f"{told.code}: {type(error).__name__}: {error}"
+
+    def _ended(self, call: ModelCall, status: CallStatus, finish: FinishReason) -> ModelCall:
+        call = self._sampled.onto(call, status=status, finish=finish)
+        return call if self._spoken is None else self._spoken.onto(call)
 
     async def _record(self, call: ModelCall) -> None:
         await self._gateway.store.finish(call)
@@ -392,15 +456,6 @@ class _Closing(Protocol):
     async def aclose(self) -> None: ...
 
 
-def _characters(conversation: Conversation) -> int:
-    """Characters that the prompt will hold at least; a message or call without any still costs a token."""
-    count = sum(len(msgspec.json.encode(tool.raw)) for tool in conversation.tools)
-    for message in conversation.messages:
-        count += MOST_CHARACTERS + len(message.text)
-        count += sum(MOST_CHARACTERS + len(call.arguments) for call in message.tool_calls)
-    return count
-
-
 def _applied(session: Sampling, request: Request, context_left: int, tokens_left: int | None, index: int) -> Sampling:
     """The session's sampling, the request's stop strings, and the smallest of all bounds on tokens.
 
@@ -411,6 +466,11 @@ def _applied(session: Sampling, request: Request, context_left: int, tokens_left
     bounds = (request.max_tokens, session.max_tokens, context_left, tokens_left)
     most = max(1, min(bound for bound in bounds if bound is not None))
     return msgspec.structs.replace(session, max_tokens=most, stop=request.stop, seed=seed)
+
+
+def unrenderable(error: TemplateError) -> WireError:
+    """What the client sees of a conversation that the chat template refuses."""
+    return WireError(400, "template_error", f"messages: {error}", param="messages")
 
 
 def _closed(why: Ended) -> WireError:

@@ -13,14 +13,16 @@ from typing import Any
 from aiohttp import web
 
 from openforgerl.errors import ConfigError
-from openforgerl.protocols import InferenceEngine, Renderer
+from openforgerl.protocols import Engine, Renderer
 from openforgerl.proxy.control_app import control_app
 from openforgerl.proxy.data_app import UNLISTED, data_app
 from openforgerl.proxy.exchange import Gateway
 from openforgerl.proxy.listening import BoundedListener
 from openforgerl.proxy.options import ProxyOptions
+from openforgerl.proxy.routes import BASE_PATHS
 from openforgerl.proxy.sessions import CallLog, SessionRegistry
 from openforgerl.proxy.tokens import control_token
+from openforgerl.wire import DIALECTS
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +46,18 @@ class ProxyServer:
     """
 
     def __init__(
-        self, *, engine: InferenceEngine, renderer: Renderer, store: CallLog, options: ProxyOptions | None = None
+        self, *, engine: Engine, renderer: Renderer, store: CallLog, options: ProxyOptions | None = None
     ) -> None:
         self.options = options or ProxyOptions()
         self.sessions = SessionRegistry(store)
         self.store = store
         self._gateway = Gateway(
-            engine=engine, renderer=renderer, store=store, sessions=self.sessions, options=self.options
+            engine=engine,
+            renderer=renderer,
+            store=store,
+            sessions=self.sessions,
+            options=self.options,
+            dialects={dialect.name: dialect for dialect in (make() for make in DIALECTS)},
         )
         self._data: web.AppRunner | None = None
         self._control: web.AppRunner | None = None
@@ -140,7 +147,8 @@ class ProxyServer:
         if not origin:
             host, port = self.data_address
             origin = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        return {"chat": f"{origin}/s/{session_id}/v1"}
+        served = self._gateway.dialects
+        return {name: f"{origin}/s/{session_id}{end}" for name, end in BASE_PATHS.items() if name in served}
 
     async def _runner(self, app: web.Application) -> web.AppRunner:
         options = self.options

@@ -23,6 +23,7 @@ from openforgerl.types import (
     JsonValue,
     Limits,
     ModelCall,
+    Reasoning,
     Sampling,
     Session,
     SessionState,
@@ -80,6 +81,13 @@ class LiveSession:
         """Tokens that counted against `limits.sampled_tokens`."""
         self._next_index = 1 + max((call.index for call in calls), default=-1)
         self._known = {call.call_id: _light(call) for call in calls}
+        self._thoughts: dict[str, Reasoning] = {}
+        for call in calls:
+            self._keep_thoughts(call)
+        self.prompting = asyncio.Lock()
+        """Held while a call is attributed and rendered."""
+        self.counting = asyncio.Lock()
+        """Held while a prompt is only counted: an agent may ask for that without end."""
         self._places = asyncio.Semaphore(record.limits.concurrent)
         self._running: set[Running] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -169,10 +177,27 @@ class LiveSession:
         """The newest state of a call, for the attribution of later ones."""
         if self.record.state is SessionState.OPEN:
             self._known[call.call_id] = _light(call)
+            self._keep_thoughts(call)
 
     def forget(self, call_id: str) -> None:
         """A call that could not be recorded: nothing may be attributed to it."""
         self._known.pop(call_id, None)
+
+    def reasoning(self, handle: str) -> Reasoning | None:
+        """The thought that was given out under this handle (`wire.Memory`)."""
+        return self._thoughts.get(handle)
+
+    def answered(self, call_id: str) -> Conversation | None:
+        """The conversation of a complete call with its answer as the last message (`wire.Memory`)."""
+        call = self._known.get(call_id)
+        if call is None or call.answer is None or call.status is not CallStatus.COMPLETE:
+            return None
+        return Conversation(messages=(*call.conversation.messages, call.answer), tools=call.conversation.tools)
+
+    def _keep_thoughts(self, call: ModelCall) -> None:
+        for part in call.answer.parts if call.answer is not None else ():
+            if isinstance(part, Reasoning) and part.handle is not None:
+                self._thoughts[part.handle] = part
 
     def shared(self, conversation: Conversation, parent_call_id: str | None) -> Conversation:
         """An equal conversation that shares the parent call's messages and tools instead of repeating them.
@@ -201,6 +226,7 @@ class LiveSession:
         if at_seal:
             self.record = msgspec.structs.replace(self.record, state=SessionState.SEALED)
             self._known.clear()
+            self._thoughts.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

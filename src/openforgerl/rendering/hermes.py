@@ -249,6 +249,16 @@ class AnswerGrammar:
             )
 
 
+def forced_opening(name: str | None) -> tuple[str, str, str]:
+    """The beginning of a call that the prompt writes: what stands before the name, the name, what stands after it.
+
+    Without a name it ends where one begins. No blank at the end: models write it together with what follows.
+    """
+    if name is None:
+        return CALL + '\n{"name": "', "", ""
+    return CALL + '\n{"name": ', json.dumps(name, ensure_ascii=False), ', "arguments":'
+
+
 def tool_call_id(seed: str, index: int) -> str:
     """`call` and 24 hex digits: alphanumeric, because some harnesses strip everything else from ids."""
     return "call" + hashlib.sha256(f"{seed}\x00{index}".encode()).hexdigest()[:24]

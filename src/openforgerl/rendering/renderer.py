@@ -10,15 +10,16 @@ import msgspec
 
 from openforgerl.conversation import digest_json, parse_arguments
 from openforgerl.errors import TemplateError
-from openforgerl.rendering.hermes import THINK, AnswerGrammar, Style
+from openforgerl.rendering.hermes import END_THINK, THINK, AnswerGrammar, Style, forced_opening
 from openforgerl.rendering.layout import Layout
 from openforgerl.rendering.parsing import IdParser, opens_thought, style_of
-from openforgerl.rendering.restoring import Restorer
+from openforgerl.rendering.restoring import PromptIds, Restorer
 from openforgerl.rendering.template import ChatTemplate, strings_in, traced_json
 from openforgerl.rendering.tokenizer import TokenCodec
 from openforgerl.rendering.traced import OUTSIDE, TEMPLATE, Traced, uniform
 from openforgerl.types import (
     Conversation,
+    ForcedCall,
     Image,
     JsonValue,
     Message,
@@ -91,16 +92,44 @@ class ChatRenderer:
             template_digest=digest_json([self._digest, dict(kwargs)]),
         )
 
-    def parser(self, conversation: Conversation, prompt: Prompt, *, seed: str = "") -> IdParser:
-        """A parser for an answer to `prompt` (which may already have opened a thought).
+    def force(self, prompt: Prompt, conversation: Conversation, call: ForcedCall) -> Prompt:
+        """`prompt` with the opening of a tool call at its end, after what closes or skips a thought.
+
+        Raises `TemplateError` when answers to this template hold no calls.
+        """
+        style = self._style(conversation)
+        if not style.calls:
+            raise TemplateError("this model's answers have no form for tool calls here, so none can be forced")
+        tail = self._template_tail(prompt)
+        skip = ""
+        if style.thinking and not tail.rstrip().endswith(END_THINK):
+            skip = ("" if opens_thought(tail) else THINK + "\n") + "\n" + END_THINK + "\n\n"
+        before, name, after = forced_opening(call.name)
+        start, stop = len(skip) + len(before), len(skip) + len(before) + len(name)
+        text = skip + before + name + after
+        added = PromptIds()
+        encoded = self._codec.encode(text, [(0, start), (stop, len(text))], first=False)
+        added.encoded(encoded, [TEMPLATE] * start + [OUTSIDE] * len(name) + [TEMPLATE] * len(after))
+        at = len(prompt.ids)
+        spans = [msgspec.structs.replace(span, start=at + span.start, stop=at + span.stop) for span in added.spans()]
+        origins = (*prompt.origins, *spans) if prompt.origins or not prompt.ids else ()
+        return msgspec.structs.replace(prompt, ids=(*prompt.ids, *added.ids), origins=origins)
+
+    def parser(
+        self, conversation: Conversation, prompt: Prompt, *, seed: str = "", forced: ForcedCall | None = None
+    ) -> IdParser:
+        """A parser for an answer to `prompt` (which may already have opened a thought, or, `forced`, a call).
 
         `seed` (the call's id) makes the ids of tool calls; without one they come from the prompt's ids, and
         two answers to the same prompt share theirs.
         """
         style = self._style(conversation)
         seed = seed or hashlib.sha256(repr(prompt.ids).encode()).hexdigest()
-        opened = style.thinking and opens_thought(self._template_tail(prompt))
-        return IdParser(self._codec, self._stop_ids, AnswerGrammar(style, thought_open=opened, seed=seed))
+        opened = style.thinking and forced is None and opens_thought(self._template_tail(prompt))
+        grammar = AnswerGrammar(style, thought_open=opened, seed=seed)
+        if forced is not None:
+            grammar.write("".join(forced_opening(forced.name)))  # a call is told only once more is known of it
+        return IdParser(self._codec, self._stop_ids, grammar)
 
     def encode_answer(
         self,
@@ -201,7 +230,7 @@ def _message_form(message: Message, index: int) -> dict[str, JsonValue]:
     object where they are one, else their text.
     """
     if any(isinstance(part, Image) for part in message.parts):
-        raise TemplateError(f"messages[{index}] holds an image; this model has no image processor, send text only")
+        raise TemplateError(f"messages[{index}] holds an image; this model takes no images, send text only")
     form: dict[str, JsonValue] = {"role": uniform(message.role.value, TEMPLATE)}
     if message.text or not message.tool_calls:
         form["content"] = uniform(message.text, index)

@@ -27,9 +27,9 @@ from openforgerl.rendering.tokenizer import Encoded, TokenCodec
 from openforgerl.rendering.traced import TEMPLATE, UNKNOWN
 from openforgerl.types import CallStatus, FinishReason, ModelCall, OriginSpan
 
-_OPENING = re.compile(r"\s*(?:<think>\s*(?:</think>\s*)?)?")
-_TAIL_IDS = 64
-"""A generation header and what opens or skips a thought are shorter than this."""
+_OPENING = re.compile(r"\s*(?:<think>\s*(?:</think>\s*)?)?(?P<call><tool_call>\n\{\"name\": \".*)?")
+_TAIL_IDS = 96
+"""A generation header and what opens or skips a thought, or forces a call, are shorter than this."""
 
 
 class PromptIds:
@@ -99,7 +99,7 @@ class Restorer:
             opening = self._opening(call.prompt.ids, header)
             calls = self._style.calls and bool(call.conversation.tools)
             style = Style(thinking=self._style.thinking, calls=calls)
-            if not self._same(layout.text[turn.start : turn.stop], call.sampled_ids, style, opens_thought(opening)):
+            if not self._same(layout.text[turn.start : turn.stop], call.sampled_ids, style, opening):
                 continue
             at = self._advance(built, layout, at, turn.start)
             before, origins = self._until(layout, at, turn, opening)
@@ -131,7 +131,7 @@ class Restorer:
         return encoded, layout.origins[begin : turn.start] + [TEMPLATE] * len(opening)
 
     def _opening(self, prompt_ids: Sequence[int], header: str) -> str:
-        """What stands after the header at the end of a prompt: nothing, an open thought, or a skipped one."""
+        """What stands after the header at the end of a prompt: nothing, an open or skipped thought, a forced call."""
         if not header:
             return ""
         tail = self._codec.decode(prompt_ids[-_TAIL_IDS:])
@@ -150,12 +150,18 @@ class Restorer:
         built.sampled(call.call_id, sampled)
         return turn.stop_piece
 
-    def _compare(self, rendered: str, sampled: tuple[int, ...], style: Style, thought_open: bool) -> bool:
-        """Condition 2: whether the template's text of a turn and the sampled ids are the same message."""
+    def _compare(self, rendered: str, sampled: tuple[int, ...], style: Style, opening: str) -> bool:
+        """Condition 2: whether the template's text of a turn and the sampled ids are the same message.
+
+        What the prompt had opened for the answer, a thought or a forced call, is part of the message.
+        """
         grammar = AnswerGrammar(style, thought_open=False, seed="")
         grammar.write(rendered)
         _, shown = grammar.end()
-        parser = IdParser(self._codec, self._stop_ids, AnswerGrammar(style, thought_open=thought_open, seed=""))
+        answered = AnswerGrammar(style, thought_open=opens_thought(opening), seed="")
+        begun = _OPENING.fullmatch(opening)
+        answered.write((begun and begun["call"]) or "")
+        parser = IdParser(self._codec, self._stop_ids, answered)
         parser.feed(sampled)
         return same_message(shown, parser.finish()[1])
 

@@ -1,5 +1,7 @@
 """The dialects of real harnesses, sans-IO: bytes to requests, answers to bytes. One file a dialect, plus sse."""
 
+from collections.abc import Callable
+
 from openforgerl.wire.assembly import MessageBuilder, StopStrings
 from openforgerl.wire.chat import ChatDialect
 from openforgerl.wire.dialect import (
@@ -16,8 +18,12 @@ from openforgerl.wire.dialect import (
 from openforgerl.wire.fields import CHAT, Disposition, Field, FieldTable
 from openforgerl.wire.sse import SseEvent, SseReader, comment, encode_event
 
+DIALECTS: tuple[Callable[[], Dialect], ...] = (ChatDialect,)
+"""Every dialect that the proxy serves."""
+
 __all__ = [
     "CHAT",
+    "DIALECTS",
     "Address",
     "Answer",
     "ChatDialect",

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from openforgerl.errors import WireError
-from openforgerl.types import Conversation, FinishReason, JsonValue, Message, MessageDelta, Reasoning
+from openforgerl.types import Conversation, FinishReason, ForcedCall, JsonValue, Message, MessageDelta, Reasoning
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +48,6 @@ class NoMemory:
 
 
 NOTHING_YET = NoMemory()
-
-
-class ForcedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """`tool_choice` required (`name` None) or named: the answer opens with a tool call that nobody sampled."""
-
-    name: str | None = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,5 +162,5 @@ class Dialect(Protocol):
         ...
 
     def models(self, names: Sequence[str]) -> dict[str, JsonValue]:
-        """The body that lists the served models."""
+        """The body that lists the served models; the one list in it holds one entry for each."""
         ...
