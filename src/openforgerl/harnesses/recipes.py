@@ -146,6 +146,15 @@ RECIPES: dict[str, Recipe] = {
             entry="bundle/gemini.js",
             lock=LOCKS / "gemini-cli",
         ),
+        Recipe(
+            name="openclaw",
+            version="2026.9.6",
+            package="openclaw",
+            package_digest="f6c95e80d2122d4833e3d4cb99e74decde8f5a9d1453f4c4e81172648bfce75a",
+            user_agent="OpenAI/JS 7.15.0",
+            entry="openclaw.mjs",
+            lock=LOCKS / "openclaw",
+        ),
     )
 }
 
