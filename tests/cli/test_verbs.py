@@ -52,7 +52,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_words(tmp_path: Path, tiny: Path) -> list[object]:
     """`openforgerl run` with nothing wrong; what follows overrides it."""
     script = tmp_path / "script.json"
-    script.write_text(json.dumps({"answers": [{"text": "Done."}]}))
+    script.write_text(json.dumps({"answers": [{"text": "Done.\x1b[2J"}]}))
     words = ["run", TASK, "--engine", f"scripted:{script}", "--tokenizer", tiny, "--harness", "react"]
     return [*words, "--run", tmp_path / "run"]
 
@@ -304,6 +304,6 @@ def test_a_run_is_shown(run_words: list[object], capsys: pytest.CaptureFixture[s
     assert code == 0, err
     attempt = next(word for word in out.split() if word.startswith("run-0-rl-copy-00-"))
     assert attempt in ran(capsys, "show", tmp_path / "run")[1], "in one piece, to copy"
-    assert "⟦Done." in ran(capsys, "show", tmp_path / "run", attempt)[1]
+    assert "⟦Done.␛[2J" in ran(capsys, "show", tmp_path / "run", attempt)[1], "an agent cannot move the cursor"
     assert "no attempt 'nope'" in refused(capsys, "show", tmp_path / "run", "nope")
     assert "another config" in refused(capsys, *run_words, "--attempts", "2")

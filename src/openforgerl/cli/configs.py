@@ -18,6 +18,8 @@ from openforgerl.orchestrator import RunOptions
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+ENGINE_HELP = "scripted:FILE or torch:DIR."
+
 
 class RunConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`openforgerl run`."""
@@ -90,6 +92,40 @@ def given(**sections: dict[str, Any]) -> dict[str, Any]:
     return {name: section for name, section in tree.items() if section}
 
 
+def round_options(*, attempts: str, folder: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The argument and flags that `run` and `eval` share, handed over as `folder`, `flags` and `chosen`.
+
+    `attempts` is the help of --attempts, `folder` the default run folder.
+    """
+    directory = click.Path(path_type=Path, exists=True, file_okay=False)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @click.argument("tasks", type=click.Path(path_type=Path, exists=True))
+        @click.option("--engine", "spec", metavar="SPEC", help=ENGINE_HELP)
+        @click.option("--tokenizer", type=directory, help="Default: the engine's (torch:DIR).")
+        @click.option("--harness", help="A harness of `openforgerl harness list`, or module:Class.  [default: pi]")
+        @click.option("--attempts", type=click.IntRange(1), help=attempts)
+        @click.option(
+            "--run", "folder", type=click.Path(path_type=Path), default=folder, show_default=True, help="Run folder."
+        )
+        @config_options
+        @functools.wraps(function)
+        def with_flags(
+            *,
+            tasks: Path,
+            spec: str | None,
+            tokenizer: Path | None,
+            harness: str | None,
+            attempts: int | None,
+            **others: Any,
+        ) -> Any:
+            return function(flags=_round_flags(tasks, spec, tokenizer, harness, attempts), **others)
+
+        return with_flags
+
+    return decorate
+
+
 def engine_section(spec: str | None) -> dict[str, Any]:
     """`--engine KIND:PATH` as config values; empty when the flag was not given."""
     if spec is None:
@@ -98,7 +134,7 @@ def engine_section(spec: str | None) -> dict[str, Any]:
     return {"kind": chosen.kind, "path": chosen.path}
 
 
-def round_flags(
+def _round_flags(
     tasks: Path, spec: str | None, tokenizer: Path | None, harness: str | None, attempts: int | None
 ) -> dict[str, Any]:
     """Config tree of the flags that `run` and `eval` share."""

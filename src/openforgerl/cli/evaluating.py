@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from openforgerl.cli.configs import Chosen, EvalConfig, config_options, resolve, round_flags
+from openforgerl.cli.configs import Chosen, EvalConfig, resolve, round_options
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import Round, run_round
@@ -20,34 +20,13 @@ from openforgerl.types import Failure, Verdict
 
 
 @click.command(name="eval")
-@click.argument("tasks", type=click.Path(path_type=Path, exists=True))
-@click.option("--engine", "spec", metavar="SPEC", help="scripted:FILE or torch:DIR.")
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Default: the engine's (torch:DIR).",
-)
-@click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
-@click.option("--attempts", type=click.IntRange(1), help="Attempts per task, the k of pass@k.  [default: 3]")
-@click.option(
-    "--run", "folder", type=click.Path(path_type=Path), default=Path("runs/eval"), show_default=True, help="Run folder."
-)
-@config_options
-def eval(
-    tasks: Path,
-    spec: str | None,
-    tokenizer: Path | None,
-    harness: str | None,
-    attempts: int | None,
-    folder: Path,
-    chosen: Chosen,
-) -> None:
+@round_options(attempts="Attempts per task, the k of pass@k.  [default: 3]", folder="runs/eval")
+def eval(folder: Path, flags: dict[str, Any], chosen: Chosen) -> None:
     """Measure a model on the Harbor task directory TASKS (or all tasks in it), inside a harness.
 
     Prints pass@1, pass@k and pass^k with 95 % intervals over tasks and writes RUN/eval.json. Attempts that failed
     for reasons of ours are refilled, never counted as wrong.
     """
-    flags = round_flags(tasks, spec, tokenizer, harness, attempts)
     config = resolve(EvalConfig, chosen, flags=flags)
     if config is None:
         return

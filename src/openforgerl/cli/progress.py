@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TextIO
@@ -31,8 +32,17 @@ PIPE_WIDTH = 160
 
 
 def plain(line: str) -> str:
-    """A line without control characters: a failure's message quotes the agent's output, which is hostile text."""
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in line)
+    """Text that cannot move a terminal's cursor or change its state: what agents write is hostile.
+
+    A control character becomes its picture (ESC is ␛), what has none becomes "?"; newlines and tabs stay.
+    """
+    return "".join(char if char.isprintable() else _picture(char) for char in line)
+
+
+def _picture(char: str) -> str:
+    if char in "\n\t" or unicodedata.category(char) == "Zs":
+        return char
+    return chr(0x2400 + ord(char)) if char < " " else "␡" if char == "\x7f" else "?"
 
 
 class BarProgress:

@@ -11,12 +11,12 @@ from openforgerl.cli.configs import tokenizer_directory
 from openforgerl.config import RoomsConfig
 from openforgerl.engines.opening import open_engine
 from openforgerl.errors import ConfigError
-from openforgerl.orchestrator import GroupResult, Recording, RunOptions, plan_rollouts
+from openforgerl.orchestrator import GroupResult, Recording, RunOptions, failure_line, plan_rollouts
 from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_house, open_run
 from openforgerl.protocols import Progress
 from openforgerl.rendering import load_renderer
 from openforgerl.tasks import read_tasks
-from openforgerl.types import Attempt, Failure, Rollout, Sampling, Source, Task, Verdict
+from openforgerl.types import Attempt, Rollout, Sampling, Source, Task, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ async def run_round(
         progress.start(purpose, len(groups) * attempts)
 
         def on_attempt(rollout: Rollout, attempt: Attempt) -> None:
-            if isinstance(attempt.outcome, Failure):
-                progress.say(f"  {attempt.attempt_id}: {attempt.outcome.origin} failure: {attempt.outcome.message}")
+            if line := failure_line(attempt):
+                progress.say(line)
             elif isinstance(attempt.outcome, Verdict):
                 progress.advance(purpose, note=f"{rollout.task}: reward {attempt.outcome.reward:g}")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
 
-from openforgerl.cli.configs import Chosen, RunConfig, config_options, resolve, round_flags
+from openforgerl.cli.configs import Chosen, RunConfig, resolve, round_options
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_console, open_progress
 from openforgerl.cli.rounds import Round, run_round
@@ -16,33 +17,12 @@ from openforgerl.types import Failure, Verdict
 
 
 @click.command()
-@click.argument("tasks", type=click.Path(path_type=Path, exists=True))
-@click.option("--engine", "spec", metavar="SPEC", help="scripted:FILE or torch:DIR.")
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Default: the engine's (torch:DIR).",
-)
-@click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
-@click.option("--attempts", type=click.IntRange(1), help="Rollouts per task.  [default: 1]")
-@click.option(
-    "--run", "folder", type=click.Path(path_type=Path), default=Path("runs/run"), show_default=True, help="Run folder."
-)
-@config_options
-def run(
-    tasks: Path,
-    spec: str | None,
-    tokenizer: Path | None,
-    harness: str | None,
-    attempts: int | None,
-    folder: Path,
-    chosen: Chosen,
-) -> None:
+@round_options(attempts="Rollouts per task.  [default: 1]", folder="runs/run")
+def run(folder: Path, flags: dict[str, Any], chosen: Chosen) -> None:
     """Run the Harbor task directory TASKS (or all tasks in it) in a harness and record the rollouts.
 
     Look at what happened with `openforgerl show RUN`. Killed or interrupted, the same command resumes.
     """
-    flags = round_flags(tasks, spec, tokenizer, harness, attempts)
     config = resolve(RunConfig, chosen, flags=flags)
     if config is None:
         return

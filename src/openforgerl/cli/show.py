@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from openforgerl.cli.progress import open_console
+from openforgerl.cli.progress import open_console, plain
 from openforgerl.errors import InputError
 from openforgerl.orchestrator.assembly import TOKENIZER, read_run
 from openforgerl.protocols import Renderer
@@ -102,8 +102,8 @@ async def _attempt(folder: Path, attempt_id: str, renderer: Renderer, console: C
     if samples is None:
         console.print("This attempt made no samples (it has no verdict). Its calls:", highlight=False)
         for call in calls:
-            console.print(Text(renderer.decode(call.prompt.ids), style=STYLES["context"]), end="")
-            console.print(Text(renderer.decode(call.sampled_ids), style=STYLES["masked"]))
+            console.print(Text(plain(renderer.decode(call.prompt.ids)), style=STYLES["context"]), end="")
+            console.print(Text(plain(renderer.decode(call.sampled_ids)), style=STYLES["masked"]))
         return
     _samples(samples, renderer, console)
 
@@ -126,17 +126,17 @@ def _samples(found: SampleSet, renderer: Renderer, console: Console) -> None:
 def _marked(mark: Mark, renderer: Renderer) -> Text:
     opening, closing = BRACKETS[mark.state]
     reason = f"{mark.reason}: " if mark.reason else ""
-    return Text(f"{opening}{reason}{renderer.decode(mark.ids)}{closing}", style=STYLES[mark.state])
+    return Text(f"{opening}{reason}{plain(renderer.decode(mark.ids))}{closing}", style=STYLES[mark.state])
 
 
 def _header(attempt: Attempt, calls: list[ModelCall], console: Console) -> None:
-    console.print(f"{attempt.attempt_id}: {_outcome(attempt)}", highlight=False, style="bold")
+    console.print(plain(f"{attempt.attempt_id}: {_outcome(attempt)}"), highlight=False, markup=False, style="bold")
     outcome = attempt.outcome
     if isinstance(outcome, Failure):
-        console.print(f"  stage {outcome.stage}, {outcome.message}", highlight=False, markup=False)
+        console.print(plain(f"  stage {outcome.stage}, {outcome.message}"), highlight=False, markup=False)
     for name in ("argv", "exit", "user_agents", "package_digest", "ending"):
         if name in attempt.harness:
-            console.print(f"  {name:<14} {attempt.harness[name]}", highlight=False, markup=False, soft_wrap=True)
+            console.print(plain(f"  {name:<14} {attempt.harness[name]}"), highlight=False, markup=False, soft_wrap=True)
     for name, value in attempt.sandbox.items():
         console.print(f"  {name:<14} {value}", highlight=False, markup=False, soft_wrap=True)
     for call in calls:

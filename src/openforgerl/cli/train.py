@@ -15,7 +15,7 @@ from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import choose_tasks
 from openforgerl.config import RoomsConfig
 from openforgerl.errors import ConfigError, InputError, Interrupted
-from openforgerl.orchestrator import RunOptions
+from openforgerl.orchestrator import RunOptions, failure_line
 from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_run, read_run
 from openforgerl.protocols import Progress
 from openforgerl.rendering import load_renderer
@@ -26,7 +26,7 @@ from openforgerl.training.objectives import StepMetrics
 from openforgerl.training.options import GrpoOptions, SftOptions
 from openforgerl.training.reinforcing import Watch, reinforce
 from openforgerl.training.sft import ValidationPoint, train_sft
-from openforgerl.types import Attempt, Failure, Rollout, Sample, Verdict
+from openforgerl.types import Attempt, Rollout, Sample, Verdict
 
 
 class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,8 +164,8 @@ async def _grpo(config: GrpoConfig, model: Path, folder: Path, progress: Progres
     progress.start("GRPO", options.steps)
 
     def on_attempt(rollout: Rollout, attempt: Attempt) -> None:
-        if isinstance(attempt.outcome, Failure):
-            progress.say(f"  {attempt.attempt_id}: {attempt.outcome.origin} failure: {attempt.outcome.message}")
+        if line := failure_line(attempt):
+            progress.say(line)
 
     def on_step(report: StepReport) -> None:
         progress.advance("GRPO", note=f"mean reward {report.reward_mean:.2f}")

@@ -17,7 +17,7 @@ from openforgerl.demo.teacher import Teacher
 from openforgerl.engines.scripted import ScriptedEngine
 from openforgerl.engines.torch_engine import TorchEngine
 from openforgerl.errors import InputError
-from openforgerl.orchestrator import GroupResult, Recording, plan_rollouts, task_slug
+from openforgerl.orchestrator import GroupResult, Recording, failure_line, plan_rollouts, task_slug
 from openforgerl.orchestrator.assembly import House, RunFolder, open_house
 from openforgerl.protocols import InferenceEngine, Progress, Renderer
 from openforgerl.rendering import load_renderer
@@ -27,7 +27,7 @@ from openforgerl.training.learner import Learner
 from openforgerl.training.objectives import StepMetrics
 from openforgerl.training.reinforcing import Watch, reinforce
 from openforgerl.training.sft import SftResult, ValidationPoint, train_sft
-from openforgerl.types import Attempt, Failure, Rollout, Sample, Sampling, Source, Task, Verdict
+from openforgerl.types import Attempt, Rollout, Sample, Sampling, Source, Task, Verdict
 
 HELD_OUT_SPLITS = ("heldout", "heldout-phrasing", "heldout-family")
 TEACHER, TRAIN = "teacher", "train"
@@ -168,8 +168,8 @@ class Demo:
             await engine.close()
 
     def _report_failure(self, rollout: Rollout, attempt: Attempt) -> None:
-        if isinstance(attempt.outcome, Failure):
-            self.progress.say(f"  {attempt.attempt_id}: {attempt.outcome.origin} failure: {attempt.outcome.message}")
+        if line := failure_line(attempt):
+            self.progress.say(line)
 
     async def _collect(
         self, stage: str, house: House, groups: Sequence[Sequence[Rollout]], recording: Recording

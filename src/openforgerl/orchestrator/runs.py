@@ -179,6 +179,14 @@ class Orchestrator:
         return build_samples(trajectory, rollout=rollout, source=recording.source, policy=recording.policy)
 
 
+def failure_line(attempt: Attempt) -> str | None:
+    """One line about an attempt that got no verdict, for people; None for any other."""
+    outcome = attempt.outcome
+    if not isinstance(outcome, Failure):
+        return None
+    return f"  {attempt.attempt_id}: {outcome.origin} failure: {outcome.message}"
+
+
 def _interrupted(attempt: Attempt) -> bool:
     return isinstance(attempt.outcome, Failure) and attempt.outcome.kind == INTERRUPTED
 
