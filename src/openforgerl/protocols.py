@@ -204,6 +204,10 @@ class Renderer(Protocol):
         """Text of ids, added tokens included; for people and for matching."""
         ...
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The UTF-8 bytes that an id stands for, maybe part of a character."""
+        ...
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of text in which added tokens are structure: the inverse of `decode` (scripted `raw` answers)."""
         ...

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from openforgerl.errors import ContextOverflow, WireError
 from openforgerl.types import Conversation, FinishReason, Message, MessageDelta, Reasoning, Role, Text, ToolCall
-from openforgerl.wire import Answer, ChatDialect, Head, MessageBuilder, Request, SseReader
+from openforgerl.wire import Answer, ChatDialect, Head, MessageBuilder, Request, ShownToken, SseReader, TokenWriter
 
 CHAT = ChatDialect()
 STREAMS = Path(__file__).parent / "golden" / "streams"
@@ -62,6 +63,27 @@ def test_an_answer_cut_by_length_without_usage() -> None:
     message = Message(role=Role.ASSISTANT, parts=(Text("cut sho"),))
     sent = writer.open(7) + writer.write(say("cut sho")) + writer.close(answer(message, FinishReason.LENGTH))
     assert sent == (STREAMS / "length-without-usage.sse").read_bytes()
+
+
+def test_tokens_go_out_with_the_piece_that_they_made() -> None:
+    """안 is two tokens here, and what ends a thought makes no piece: both go out with the next chunk there is."""
+    writer = CHAT.writer(head(), request(logprobs=True))
+    tokens = [ShownToken(data=data, logprob=at / -4) for at, data in enumerate((b"\xec\x95", b"\x88", b"!", b"\n"))]
+    sent = [writer.open(7)]
+    assert isinstance(writer, TokenWriter)
+    for token, text in zip(tokens, ("", "안", "!", ""), strict=True):
+        writer.show([token])
+        sent.append(writer.write(say(text) if text else []))
+    message = Message(role=Role.ASSISTANT, parts=(Text("안!"),))
+    whole = msgspec.structs.replace(answer(message), tokens=tuple(tokens))
+    sent.append(writer.close(whole))
+    chunks = [json.loads(event.data) for event in SseReader().feed(b"".join(sent)) if event.data != "[DONE]"]
+    assert [len((chunk["choices"][0]["logprobs"] or {"content": []})["content"]) for chunk in chunks] == [0, 2, 1, 1]
+    shown = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    body = CHAT.whole(head(), request(logprobs=True), whole)
+    assert body["choices"][0]["logprobs"] == {"content": shown, "refusal": None}
+    assert bytes(byte for entry in shown for byte in entry["bytes"]).decode() == "안!\n"
+    assert shown[2] == {"token": "!", "logprob": -0.5, "bytes": [33], "top_logprobs": []}
 
 
 def test_a_broken_stream_has_an_error_and_no_end_mark() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from openforgerl.conversation import same_message
 from openforgerl.errors import WireError
-from openforgerl.types import Message, Reasoning, Role, Text, ToolCall
+from openforgerl.types import ForcedCall, Image, Message, Reasoning, Role, Text, ToolCall
 from openforgerl.wire import CHAT, ChatDialect, Disposition, Request
 
 CHAT_DIALECT = ChatDialect()
@@ -113,10 +114,73 @@ def test_server_side_tools_are_left_out_and_reported() -> None:
 
 def test_tool_choice_none_leaves_the_tools_out() -> None:
     assert parse(tools=[TOOL], tool_choice="none").conversation.tools == ()
-    assert len(parse(tools=[TOOL], tool_choice="auto").conversation.tools) == 1
-    assert len(parse(tools=[TOOL], tool_choice=None).conversation.tools) == 1
-    for forced in ("required", {"type": "function", "function": {"name": "ls"}}):
-        assert refused(tools=[TOOL], tool_choice=forced).param == "tool_choice"
+    for choice in ("auto", None):
+        plain = parse(tools=[TOOL], tool_choice=choice)
+        assert (len(plain.conversation.tools), plain.forced) == (1, None)
+
+
+def test_a_forced_call() -> None:
+    assert parse(tools=[TOOL], tool_choice="required").forced == ForcedCall(name=None)
+    named = {"type": "function", "function": {"name": "ls"}}
+    assert parse(tools=[TOOL], tool_choice=named).forced == ForcedCall(name="ls")
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "param"),
+    [
+        ("required", [], "tool_choice"),
+        ("required", [{"type": "web_search"}], "tool_choice"),
+        ("any", [TOOL], "tool_choice"),
+        (7, [TOOL], "tool_choice"),
+        ({"type": "allowed_tools"}, [TOOL], "tool_choice"),
+        ({"type": "function", "function": {"name": "cat"}}, [TOOL], "tool_choice.function.name"),
+        ({"type": "function", "function": {}}, [TOOL], "tool_choice.function.name"),
+        ({"type": "function", "name": "ls"}, [TOOL], "tool_choice.function"),
+    ],
+)
+def test_a_call_that_cannot_be_forced(choice: Any, tools: list[Any], param: str) -> None:
+    assert refused(tools=tools, tool_choice=choice).param == param
+
+
+def test_images() -> None:
+    url = "data:image/png;base64,cG5n"  # the bytes "png"
+    body = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": url}}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "ls"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url", "image_url": url, "detail": "low"}]},
+    ]
+    request = parse(messages=body)
+    user, _, tool = request.conversation.messages
+    image = Image(hashlib.sha256(b"png").hexdigest(), "image/png")
+    assert user.parts == (Text("Look:"), image)
+    assert tool.parts == (image,)
+    assert request.images == {image.sha256: b"png"}  # once
+    assert request.unlisted == ()
+
+
+@pytest.mark.parametrize(
+    ("role", "part", "param"),
+    [
+        ("user", {"type": "image_url", "image_url": {"url": "https://h/x.png"}}, "image_url.url"),
+        ("user", {"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}, "image_url.url"),
+        ("user", {"type": "image_url", "image_url": {"url": "data:image/tiff;base64,cG5n"}}, "image_url.url"),
+        ("user", {"type": "image_url", "image_url": {}}, "image_url.url"),
+        ("user", {"type": "input_audio", "input_audio": {}}, "type"),
+        ("system", {"type": "image_url", "image_url": {"url": "data:image/png;base64,cG5n"}}, "type"),
+    ],
+)
+def test_images_that_are_refused(role: str, part: dict[str, Any], param: str) -> None:
+    assert refused(messages=[{"role": role, "content": [part]}]).param == f"messages[0].content[0].{param}"
+
+
+def test_log_probabilities_are_asked_for() -> None:
+    assert parse(logprobs=True, top_logprobs=0).logprobs
+    assert not parse(logprobs=False).logprobs
+    assert refused(logprobs=1).param == "logprobs"
+    assert refused(logprobs=True, top_logprobs=3).param == "top_logprobs"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +227,7 @@ def test_streams() -> None:
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
         (
@@ -188,7 +252,7 @@ def test_streams() -> None:
         ({"stream_options": []}, None),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": "yes"}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"functions": [{"name": "f"}]}, "functions"),

@@ -17,7 +17,8 @@ from aiohttp import web
 
 from openforgerl.errors import TemplateError, WireError
 from openforgerl.proxy.credentials import given_key, recorded_headers
-from openforgerl.proxy.exchange import Arrival, ClientLeft, Exchange, Gateway, unrenderable
+from openforgerl.proxy.exchange import Arrival, Exchange, Gateway
+from openforgerl.proxy.failures import ClientLeft, unrenderable
 from openforgerl.proxy.options import ProxyOptions
 from openforgerl.proxy.prompting import check_length, render_prompt
 from openforgerl.proxy.routes import ROUTES, Action, Route, dialect_of

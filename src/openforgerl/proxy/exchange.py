@@ -19,12 +19,11 @@ import msgspec
 from openforgerl.errors import (
     ContextOverflow,
     EngineError,
-    EngineOverloaded,
     StoreError,
-    TemplateError,
     WireError,
 )
 from openforgerl.protocols import AnswerParser, ConversationEngine, Engine, Renderer
+from openforgerl.proxy.failures import ClientLeft, Stopped, classified
 from openforgerl.proxy.options import ProxyOptions
 from openforgerl.proxy.prompting import check_length, render_prompt
 from openforgerl.proxy.sampled import SampledTokens
@@ -34,6 +33,7 @@ from openforgerl.trajectory.threads import attribute
 from openforgerl.types import (
     CallStatus,
     CallTiming,
+    Chunk,
     FinishReason,
     Message,
     MessageDelta,
@@ -42,7 +42,7 @@ from openforgerl.types import (
     Reasoning,
     Sampling,
 )
-from openforgerl.wire import Answer, Dialect, Head, MessageBuilder, Request, StopStrings
+from openforgerl.wire import Answer, Dialect, Head, MessageBuilder, Request, StopStrings, TokenWriter
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +72,6 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
 
 
-class ClientLeft(Exception):
-    """The client closed its side or stopped reading."""
-
-
 class Outlet(Protocol):
     """Where an answer goes. Every method raises ClientLeft when nobody is there any more."""
 
@@ -90,10 +86,6 @@ class Outlet(Protocol):
     async def fail(self, error: WireError, event: bytes) -> None:
         """An error answer; or, in a stream that has started, `event`, and the stream is cut."""
         ...
-
-
-class _Stopped(Exception):
-    """The call was stopped from outside; `Exchange.stopped_by` says why."""
 
 
 class Exchange:
@@ -254,13 +246,19 @@ class Exchange:
         )
         async with aclosing(cast(_Closing, stream)):
             async for chunk in stream:
-                self._sampled.add(chunk)
-                self._session.sampled += len(chunk.ids)
+                self._take(chunk)
                 finish = self._finish_at(chunk.finish, parser.feed(chunk.ids))
                 if finish is not None:
                     return self._finished(finish, parser)
                 await self._send_unsent()
         raise EngineError("the engine ended an answer without a finish reason")
+
+    def _take(self, chunk: Chunk) -> None:
+        before = len(self._sampled.ids)
+        self._sampled.add(chunk)
+        self._session.sampled += len(chunk.ids)
+        if self._arrival.request.logprobs and isinstance(self._writer, TokenWriter):
+            self._writer.show(self._sampled.shown(self._gateway.renderer, before) or ())
 
     async def _converse(self, call: ModelCall, engine: ConversationEngine) -> FinishReason:
         """As `_generate`, with an engine that answers in text: the ids are our renderer's, made when all is said."""
@@ -303,7 +301,7 @@ class Exchange:
         self._show(deltas)
         if finish is FinishReason.ABORTED:
             self.stopped_by = self.stopped_by or Ended.DEADLINE
-            raise _Stopped
+            raise Stopped
         if finish is FinishReason.ERROR:
             raise EngineError("the engine reported an error without a reason")
         if self._stops.hit is not None:
@@ -350,6 +348,7 @@ class Exchange:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             stop_string=self._stops.hit,
+            tokens=self._sampled.shown(self._gateway.renderer) if request.logprobs else None,
         )
         body = self._dialect.whole(self._head, request, answer)
         done = self._ended(call, CallStatus.COMPLETE, finish)
@@ -360,7 +359,7 @@ class Exchange:
 
     async def _failed(self, error: Exception) -> WireError | None:
         """Record a call that did not complete; what to tell the client, or None when it is gone."""
-        status, told, reason = self._classified(error)
+        status, told, reason = classified(error, self.stopped_by)
         logger.log(
             logging.ERROR if told is not None and told.status >= 500 else logging.INFO,
             "call %s of session %s: %s",
@@ -379,26 +378,6 @@ class Exchange:
             except StoreError:
                 logger.exception("call %s could not be recorded", self.call_id)
         return told
-
-    def _classified(self, error: Exception) -> tuple[CallStatus, WireError | None, str]:
-        """How a failure is recorded, what the client is told, and why in words."""
-        if isinstance(error, ClientLeft) or self.stopped_by is Ended.CLIENT_LEFT:
-            return CallStatus.ABORTED, None, Ended.CLIENT_LEFT.value
-        if self.stopped_by is not None and isinstance(error, _Stopped):
-            return CallStatus.ABORTED, _closed(self.stopped_by), self.stopped_by.value
-        if isinstance(error, WireError):
-            return CallStatus.ERROR, error, f"{error.code}: {error.message}"
-        if isinstance(error, EngineError):
-            told = _engine_failure(error)
-            return CallStatus.ERROR, told, f"{told.code}: {told.message}"
-        if isinstance(error, TemplateError):
-            told = unrenderable(error)
-            return CallStatus.ERROR, told, f"{told.code}: {told.message}"
-        if isinstance(error, StoreError):
-            told = WireError(500, "store_error", "the call could not be recorded, so it is not answered")
-            return CallStatus.ERROR, told, f"{told.code}: {error}"
-        told = WireError(500, "internal_error", "the proxy failed; its log says why")
-        return CallStatus.ERROR, told, f"{told.code}: {type(error).__name__}: {error}"
 
     def _ended(self, call: ModelCall, status: CallStatus, finish: FinishReason) -> ModelCall:
         call = self._sampled.onto(call, status=status, finish=finish)
@@ -438,14 +417,14 @@ class Exchange:
         """Do `work`, unless the call is stopped before or meanwhile; then `work` is cancelled and awaited."""
         if self.stopped_by is not None:
             work.close()
-            raise _Stopped
+            raise Stopped
         self._current = asyncio.create_task(work)
         try:
             return await self._current
         except asyncio.CancelledError:
             if self.stopped_by is None:
                 raise
-            raise _Stopped from None
+            raise Stopped from None
         finally:
             self._current = None
 
@@ -466,24 +445,3 @@ def _applied(session: Sampling, request: Request, context_left: int, tokens_left
     bounds = (request.max_tokens, session.max_tokens, context_left, tokens_left)
     most = max(1, min(bound for bound in bounds if bound is not None))
     return msgspec.structs.replace(session, max_tokens=most, stop=request.stop, seed=seed)
-
-
-def unrenderable(error: TemplateError) -> WireError:
-    """What the client sees of a conversation that the chat template refuses."""
-    return WireError(400, "template_error", f"messages: {error}", param="messages")
-
-
-def _closed(why: Ended) -> WireError:
-    if why is Ended.SHUTDOWN:
-        return WireError(503, "shutting_down", "the proxy is stopping", retry_after=5)
-    reason = "was sealed" if why is Ended.SEALED else "ran out of time"
-    return WireError(403, "session_closed", f"this session {reason} while the call was running")
-
-
-def _engine_failure(error: EngineError) -> WireError:
-    """What the client sees of an engine error. A 429 always says when to come back: without, harnesses give up."""
-    if isinstance(error, EngineOverloaded):
-        return WireError(429, "rate_limit_exceeded", str(error), retry_after=error.retry_after)
-    if error.status == 429:
-        return WireError(429, "rate_limit_exceeded", str(error), retry_after=1)
-    return WireError(error.status, "engine_error", str(error))

@@ -6,7 +6,9 @@ import time
 
 import msgspec
 
+from openforgerl.protocols import Renderer
 from openforgerl.types import CallStatus, Chunk, FinishReason, ModelCall, WeightsSpan
+from openforgerl.wire import ShownToken
 
 
 class SampledTokens:
@@ -31,6 +33,19 @@ class SampledTokens:
         self.ids += chunk.ids
         self._logprobs += chunk.logprobs or ()
         self._sampling_logprobs += chunk.sampling_logprobs or ()
+
+    def shown(self, renderer: Renderer, start: int = 0) -> tuple[ShownToken, ...] | None:
+        """The tokens from the `start`-th on as a client may see them, without the end of the turn.
+
+        None unless every token has a log-prob.
+        """
+        if len(self._logprobs) != len(self.ids):
+            return None
+        return tuple(
+            ShownToken(data=renderer.bytes_of(token_id), logprob=logprob)
+            for token_id, logprob in zip(self.ids[start:], self._logprobs[start:], strict=True)
+            if token_id not in renderer.stop_ids
+        )
 
     def onto(self, call: ModelCall, *, status: CallStatus, finish: FinishReason) -> ModelCall:
         """`call` as it ended, at this moment."""

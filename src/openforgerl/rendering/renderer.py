@@ -172,6 +172,10 @@ class ChatRenderer:
         """Ids of text in which added tokens count, as a model would sample them (scripted raw answers)."""
         return self._codec.encode(text, first=False).ids
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The UTF-8 bytes that an id stands for, maybe part of a character."""
+        return self._codec.bytes_of(token_id)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, added tokens included; for people and for matching."""
         return self._codec.decode(ids)

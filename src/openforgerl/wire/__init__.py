@@ -13,7 +13,9 @@ from openforgerl.wire.dialect import (
     Memory,
     NoMemory,
     Request,
+    ShownToken,
     StreamWriter,
+    TokenWriter,
 )
 from openforgerl.wire.fields import CHAT, Disposition, Field, FieldTable
 from openforgerl.wire.sse import SseEvent, SseReader, comment, encode_event
@@ -37,10 +39,12 @@ __all__ = [
     "MessageBuilder",
     "NoMemory",
     "Request",
+    "ShownToken",
     "SseEvent",
     "SseReader",
     "StopStrings",
     "StreamWriter",
+    "TokenWriter",
     "comment",
     "encode_event",
 ]

@@ -1,7 +1,6 @@
 """OpenAI chat completions, both ways (API reference: "Chat Completions", "Streaming").
 
-Images are refused with a 400 that says so until a renderer that takes them exists: leaving one out silently
-would train the policy on something it never saw.
+Images come as `data:` URLs in user and tool messages; whether the model takes any is the renderer's to say.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import msgspec
 from openforgerl.errors import WireError
 from openforgerl.types import (
     Conversation,
+    ForcedCall,
+    Image,
     JsonValue,
     Message,
     Part,
@@ -22,7 +23,7 @@ from openforgerl.types import (
     ToolCall,
     ToolSpec,
 )
-from openforgerl.wire import reading
+from openforgerl.wire import images, reading
 from openforgerl.wire.chat_answers import ChatStream, error_body, models_body, whole_body
 from openforgerl.wire.dialect import (
     BODY_ALONE,
@@ -63,7 +64,8 @@ _MESSAGE_FIELDS = {"role", "content", "name", "cache_control"}
 _ASSISTANT_FIELDS = {"tool_calls", "reasoning_content", "reasoning", "refusal", "function_call", "audio"}
 _CALL_FIELDS = {"id", "type", "function", "index"}
 _FUNCTION_FIELDS = {"name", "arguments"}
-_PART_FIELDS = {"type", "text", "refusal", "thinking", "cache_control", "signature"}
+_PART_FIELDS = {"type", "text", "refusal", "thinking", "cache_control", "signature", "image_url", "detail"}
+_WITH_IMAGES = (Role.USER, Role.TOOL)
 
 
 class ChatDialect:
@@ -76,8 +78,9 @@ class ChatDialect:
     ) -> Request:
         """The request in `body`. Raises WireError 400 naming the field and what is accepted."""
         raw, warnings = reading.decode_object(body)
-        notes = _Notes(strict=strict, warnings=list(warnings), unlisted=list(CHAT.check(raw, strict=strict)))
-        tools = _tools(raw, notes)
+        unlisted = list(CHAT.check(raw, strict=strict))
+        notes = _Notes(strict=strict, warnings=list(warnings), unlisted=unlisted, images={})
+        tools, forced = _tools(raw, notes)
         messages = _messages(raw, notes)
         stream_options = reading.mapping(raw.get("stream_options") or {}, "stream_options")
         limits = [
@@ -91,6 +94,9 @@ class ChatDialect:
             include_usage=reading.flag(stream_options.get("include_usage") or False, "stream_options.include_usage"),
             max_tokens=min(limits, default=None),
             stop=_stop(raw.get("stop")),
+            forced=forced,
+            images=notes.images,
+            logprobs=reading.flag(raw["logprobs"], "logprobs") if present(raw, "logprobs") else False,
             asked=_asked(raw),
             raw=raw,
             unlisted=tuple(dict.fromkeys(notes.unlisted)),
@@ -132,6 +138,8 @@ class _Notes(msgspec.Struct):
     strict: bool
     warnings: list[str]
     unlisted: list[str]
+    images: dict[str, bytes]
+    """By sha256."""
 
     def check(self, given: dict[str, JsonValue], listed: set[str], where: str, path: str) -> None:
         """Note fields of `given` that are not listed. `where` is the path with indices left open."""
@@ -165,7 +173,8 @@ def _stop(value: JsonValue) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _tools(raw: dict[str, JsonValue], notes: _Notes) -> tuple[ToolSpec, ...]:
+def _tools(raw: dict[str, JsonValue], notes: _Notes) -> tuple[tuple[ToolSpec, ...], ForcedCall | None]:
+    """The tools that the prompt offers, and the call that the answer must open with."""
     tools: list[ToolSpec] = []
     for at, item in enumerate(reading.items(raw.get("tools") or [], "tools")):
         tool = _tool(reading.mapping(item, f"tools[{at}]"), f"tools[{at}]", notes)
@@ -174,15 +183,24 @@ def _tools(raw: dict[str, JsonValue], notes: _Notes) -> tuple[ToolSpec, ...]:
     choice = raw.get("tool_choice")
     if choice == "none":
         # Nothing but a grammar could keep the policy from calling a tool that the prompt offers.
-        return ()
-    if choice not in (None, "auto"):
-        raise WireError(
-            400,
-            "unsupported_field",
-            "tool_choice: only `auto` and `none` are supported; a forced call would not be the policy's own",
-            param="tool_choice",
-        )
-    return tuple(tools)
+        return (), None
+    if choice in (None, "auto"):
+        return tuple(tools), None
+    return tuple(tools), _forced(choice, tools)
+
+
+def _forced(choice: JsonValue, tools: Sequence[ToolSpec]) -> ForcedCall:
+    if choice == "required":
+        if not tools:
+            raise bad("tool_choice", "`required` needs a tool to call; `tools` offers none that the model can")
+        return ForcedCall()
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        raise bad("tool_choice", "must be `none`, `auto`, `required` or `{type: function, function: {name}}`")
+    function = reading.mapping(choice.get("function"), "tool_choice.function")
+    name = reading.text(function.get("name"), "tool_choice.function.name")
+    if all(tool.name != name for tool in tools):
+        raise bad("tool_choice.function.name", f"must name one of `tools` that the model can call; got {name[:100]!r}")
+    return ForcedCall(name=name)
 
 
 def _tool(given: dict[str, JsonValue], path: str, notes: _Notes) -> ToolSpec | None:
@@ -289,16 +307,18 @@ def _content(value: JsonValue, role: Role, path: str, notes: _Notes) -> tuple[Pa
     if value is None:
         if role in (Role.ASSISTANT, Role.TOOL):
             return ()
-        raise bad(path, "must be a string or a list of text parts; it is missing")
+        raise bad(path, "must be a string or a list of parts; it is missing")
     if isinstance(value, str):
         return (Text(value),) if value else ()
     if not isinstance(value, list):
-        raise bad(path, f"must be a string or a list of text parts, not {reading.type_name(value)}")
-    parts = (_part(reading.mapping(item, f"{path}[{at}]"), f"{path}[{at}]", notes) for at, item in enumerate(value))
-    return tuple(part for part in parts if part.text)
+        raise bad(path, f"must be a string or a list of parts, not {reading.type_name(value)}")
+    parts = (
+        _part(reading.mapping(item, f"{path}[{at}]"), role, f"{path}[{at}]", notes) for at, item in enumerate(value)
+    )
+    return tuple(part for part in parts if isinstance(part, Image) or part.text)
 
 
-def _part(given: dict[str, JsonValue], path: str, notes: _Notes) -> Text | Reasoning:
+def _part(given: dict[str, JsonValue], role: Role, path: str, notes: _Notes) -> Part:
     kind = given.get("type")
     if kind == "text":
         part = Text(reading.text(given.get("text"), f"{path}.text"))
@@ -306,14 +326,28 @@ def _part(given: dict[str, JsonValue], path: str, notes: _Notes) -> Text | Reaso
         part = Text(reading.text(given.get("refusal"), f"{path}.refusal"))
     elif kind == "thinking":
         part = Reasoning(reading.text(given.get("thinking"), f"{path}.thinking"))
+    elif kind in ("image_url", "input_image") and role in _WITH_IMAGES:
+        part = _image(given.get("image_url"), f"{path}.image_url", notes)
     elif kind in ("image_url", "input_image", "image", "input_audio", "file", "video_url"):
+        what = "text" if role not in _WITH_IMAGES else "text and images (`image_url`)"
         raise WireError(
-            400, "unsupported_content", f"{path}.type: this model takes text only, not {kind!r}", param=f"{path}.type"
+            400,
+            "unsupported_content",
+            f"{path}.type: {role.value} messages hold {what} only here, not {kind!r}",
+            param=f"{path}.type",
         )
     else:
-        raise bad(f"{path}.type", f"must be `text`; got {kind!r}")
+        raise bad(f"{path}.type", f"must be `text` or `image_url`; got {kind!r}")
     notes.check(given, _PART_FIELDS, "messages[].content[]", path)
     return part
+
+
+def _image(value: JsonValue, path: str, notes: _Notes) -> Image:
+    """An image under either spelling: `{"url": ...}` or the URL itself."""
+    url = reading.text(value["url"] if isinstance(value, dict) and "url" in value else value, f"{path}.url")
+    image, content = images.from_data_url(url, f"{path}.url")
+    notes.images[image.sha256] = content
+    return image
 
 
 def _calls(value: JsonValue, path: str, notes: _Notes) -> tuple[ToolCall, ...]:

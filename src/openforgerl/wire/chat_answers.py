@@ -8,7 +8,7 @@ import msgspec
 
 from openforgerl.errors import WireError
 from openforgerl.types import FinishReason, JsonValue, Message, MessageDelta
-from openforgerl.wire.dialect import Answer, Head
+from openforgerl.wire.dialect import Answer, Head, ShownToken
 from openforgerl.wire.sse import comment, encode_event
 
 DONE = b"data: [DONE]\n\n"
@@ -21,6 +21,7 @@ class ChatStream:
     def __init__(self, head: Head, *, include_usage: bool) -> None:
         self._head = head
         self._include_usage = include_usage
+        self._tokens: list[ShownToken] = []
 
     def open(self, prompt_tokens: int) -> bytes:
         """The chunk that names the role."""
@@ -29,6 +30,10 @@ class ChatStream:
     def write(self, deltas: Sequence[MessageDelta]) -> bytes:
         """One chunk per delta."""
         return b"".join(self._chunk(_delta(delta)) for delta in deltas)
+
+    def show(self, tokens: Sequence[ShownToken]) -> None:
+        """Tokens that go out with the next chunk."""
+        self._tokens += tokens
 
     def close(self, answer: Answer) -> bytes:
         """The chunk with the finish reason, the usage chunk when asked for, and the end mark."""
@@ -55,7 +60,9 @@ class ChatStream:
         }
 
     def _chunk(self, delta: dict[str, JsonValue], finish: str | None = None) -> bytes:
-        body = {**self._frame(), "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]}
+        tokens, self._tokens = self._tokens, []
+        shown = logprobs(tokens) if tokens else None
+        body = {**self._frame(), "choices": [{"index": 0, "delta": delta, "logprobs": shown, "finish_reason": finish}]}
         if self._include_usage:
             body["usage"] = None
         return encode_event(msgspec.json.encode(body))
@@ -72,6 +79,22 @@ def _delta(delta: MessageDelta) -> dict[str, JsonValue]:
     else:
         call["function"] = {"arguments": delta.text}
     return {"tool_calls": [call]}
+
+
+def logprobs(tokens: Sequence[ShownToken]) -> dict[str, JsonValue]:
+    """OpenAI's `logprobs` object. A token that is part of a character only has its bytes to tell it by."""
+    return {
+        "content": [
+            {
+                "token": token.data.decode("utf-8", errors="replace"),
+                "logprob": token.logprob,
+                "bytes": list(token.data),
+                "top_logprobs": [],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
 
 
 def finish_reason(answer: Answer) -> str:
@@ -101,7 +124,7 @@ def whole_body(head: Head, answer: Answer) -> dict[str, JsonValue]:
             {
                 "index": 0,
                 "message": _message(answer.message),
-                "logprobs": None,
+                "logprobs": None if answer.tokens is None else logprobs(answer.tokens),
                 "finish_reason": finish_reason(answer),
             }
         ],

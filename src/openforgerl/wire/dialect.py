@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -50,6 +50,14 @@ class NoMemory:
 NOTHING_YET = NoMemory()
 
 
+class ShownToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A sampled token as a client may be shown it."""
+
+    data: bytes
+    """UTF-8, maybe part of a character."""
+    logprob: float
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request as understood."""
 
@@ -66,6 +74,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The tool call that the answer must open with, or None."""
     images: Mapping[str, bytes] = {}
     """The bytes of every image that the conversation names by sha256."""
+    logprobs: bool = False
+    """Whether the client wants to see the sampled tokens with their log-probabilities."""
     asked: dict[str, JsonValue] = {}
     """The sampling fields as the client wrote them."""
     raw: JsonValue = None
@@ -98,6 +108,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled ids, stop token and stop string included."""
     stop_string: str | None = None
     """The stop string that ended it, when `finish` is STOP_STRING."""
+    tokens: tuple[ShownToken, ...] | None = None
+    """Every sampled token but the end of the turn, when the request asked and the engine knows."""
 
 
 class StreamWriter(Protocol):
@@ -121,6 +133,15 @@ class StreamWriter(Protocol):
 
     def fail(self, error: WireError) -> bytes:
         """The in-stream error; no end mark may follow it."""
+        ...
+
+
+@runtime_checkable
+class TokenWriter(Protocol):
+    """A stream writer that can show tokens."""
+
+    def show(self, tokens: Sequence[ShownToken]) -> None:
+        """The tokens that made the deltas written next."""
         ...
 
 

@@ -99,11 +99,16 @@ CHAT = FieldTable(
     "chat",
     (
         _honoured("model", "recorded and echoed; every name is answered by the served model"),
-        _honoured("messages", "roles system, developer (as system), user, assistant, tool; text only"),
+        _honoured(
+            "messages", "roles system, developer (as system), user, assistant, tool; text, and images as `data:` URLs"
+        ),
         _honoured(
             "tools", "type `function`; server-side tools (`web_search`, ...) are left out of the prompt and reported"
         ),
-        _honoured("tool_choice", "`auto`; `none` leaves the tools out of the prompt; `required` or a named tool: 400"),
+        _honoured(
+            "tool_choice",
+            "`auto`; `none` leaves the tools out of the prompt; `required` or a named tool opens the answer with a call",
+        ),
         _honoured("stream", "server-sent events, piece by piece"),
         _honoured("stream_options", "`include_usage`"),
         _honoured("max_tokens", "the smallest of request, session and context left"),
@@ -143,8 +148,8 @@ CHAT = FieldTable(
         *_inert("server-side tool: left out and reported", "web_search_options"),
         _refused("n", "one answer per request; send the request again for another", 1),
         _refused("best_of", "one answer per request; send the request again for another", 1),
-        _refused("logprobs", "log-probabilities are recorded by the proxy, not sent to the agent", False),
-        _refused("top_logprobs", "log-probabilities are recorded by the proxy, not sent to the agent", 0),
+        _honoured("logprobs", "of every sampled token but the end of the turn; null where the engine has none"),
+        _refused("top_logprobs", "only the sampled tokens' own log-probabilities are known", 0),
         _refused("logit_bias", "it would change the distribution that is trained", {}),
         _refused("response_format", _UNCONSTRAINED, {"type": "text"}),
         _refused("guided_json", _UNCONSTRAINED),
