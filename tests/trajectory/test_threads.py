@@ -230,6 +230,21 @@ def test_a_conversation_nobody_announces_is_unattributed() -> None:
     assert other.thread != rogue.thread
 
 
+def test_a_system_prompt_that_changes_with_every_request_is_the_same_conversation() -> None:
+    session = Recorder()
+    session.record(system("count 1"), user("do it"), answer=said("a"))
+    second = session.record(system("count 2"), user("do it"), said("a"), result(), answer=said("b"))
+    assert (second.thread, second.role, second.parent_call_id) == ("main", ThreadRole.MAIN, None)
+    assert second.role_evidence == "continues c0 under another system prompt"
+    third = session.ask(system("count 3"), user("do it"), said("a"), result(), said("b"), result())
+    assert third.evidence == "continues c1 under another system prompt"
+    # The task alone proves nothing, nor does an answer that nobody sampled or other tools.
+    assert session.ask(system("count 4"), user("do it")).role is ThreadRole.UNATTRIBUTED
+    assert session.ask(system("count 4"), user("do it"), said("x"), result()).role is ThreadRole.UNATTRIBUTED
+    told = (system("count 4"), user("do it"), said("a"), result())
+    assert session.ask(*told, tools=()).role is ThreadRole.UNATTRIBUTED
+
+
 def test_unannounced_children_with_the_main_system_prompt_stay_apart() -> None:
     session = Recorder()
     session.record(*START, answer=said("a"))

@@ -198,7 +198,8 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
     """Is this a known conversation whose history the harness edited (dropped, merged or compacted turns)?
 
     Yes when it begins like it, up to and including the first user message, under the same tools or with
-    a sampled answer in that beginning; or when it carries the answer of a compaction of this session.
+    a sampled answer in that beginning; when it holds all of it, a sampled answer last, under the same tools but
+    another system prompt (a date or counter in it); or when it carries the answer of a compaction of this session.
     """
     best: tuple[int, ModelCall] | None = None
     # A request without an agent header is not a sub-agent's, and side requests are never rewritten, only repeated.
@@ -221,6 +222,9 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
     if best is not None:
         common, call = best
         return call.thread, call.role, f"rewrites {call.call_id} after {common} messages"
+    elsewhere = _under_another_system(candidates, conversation)
+    if elsewhere is not None:
+        return elsewhere.thread, elsewhere.role, f"continues {elsewhere.call_id} under another system prompt"
     for call in reversed(calls):
         if call.role is not ThreadRole.COMPACTION or call.answer is None or len(call.answer.text.strip()) < _QUOTE:
             continue
@@ -229,6 +233,29 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
             if compacted is not None:
                 return compacted.thread, compacted.role, f"goes on from the summary of {call.call_id}"
     return None
+
+
+def _under_another_system(calls: Sequence[ModelCall], conversation: Conversation) -> ModelCall | None:
+    """The call whose messages and answer cover most of this history, the system prompts left out on both sides.
+
+    Only an answer that we gave proves that it is the same conversation; without one any client that knows the task
+    could say so.
+    """
+    ours = [digest_outline(message) for message in _without_system(conversation.messages)]
+    for call in sorted(calls, key=lambda call: (len(call.conversation.messages), call.index), reverse=True):
+        theirs = _without_system(call.conversation.messages)
+        length = len(theirs) + 1
+        if call.answer is None or length > len(ours) or digest_outline(call.answer) != ours[length - 1]:
+            continue
+        if not same_tools(call.conversation.tools, conversation.tools):
+            continue
+        if [digest_outline(message) for message in theirs] == ours[: length - 1]:
+            return call
+    return None
+
+
+def _without_system(messages: Sequence[Message]) -> Sequence[Message]:
+    return messages[1:] if messages and messages[0].role is Role.SYSTEM else messages
 
 
 def _compacted_thread(
