@@ -5,7 +5,7 @@ changed by one rule for both directions, so that an honest echo equals what `sen
 
 * `custom_tool_call`: plain text, see `responses_freeform`.
 * `local_shell_call`: arguments that are such an action and nothing else; all others go out as a `function_call`.
-* `tool_search_call`: arguments that are JSON; all others go out as a `function_call`.
+* `tool_search_call`: arguments that are JSON, not nested to our limit; all others go out as a `function_call`.
 * `function_call`: the arguments' text as the policy wrote it, JSON or not.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from openforgerl.conversation import parse_arguments, plain_call_id
+from openforgerl.conversation import nested_too_deeply, parse_arguments, plain_call_id
 from openforgerl.types import JsonValue, ToolCall
 from openforgerl.wire import reading
 from openforgerl.wire.dialect import Head
@@ -106,9 +106,14 @@ def _carried(arguments: str, tool: WireTool) -> tuple[Kind, dict[str, JsonValue]
         return Kind.CUSTOM, {"input": freeform_text(arguments)}
     if tool.kind is Kind.LOCAL_SHELL and (action := _action(parse_arguments(arguments))) is not None:
         return Kind.LOCAL_SHELL, {"action": {"type": "exec", **msgspec.structs.asdict(action)}}
-    if tool.kind is Kind.TOOL_SEARCH and (parsed := parse_arguments(arguments)) is not None:
+    if tool.kind is Kind.TOOL_SEARCH and (parsed := parse_arguments(arguments)) is not None and _fits(parsed):
         return Kind.TOOL_SEARCH, {"arguments": parsed}
     return Kind.FUNCTION, {"arguments": arguments}
+
+
+def _fits(parsed: JsonValue) -> bool:
+    """Whether a request that echoes the value inside an item is not nested too deeply to be taken."""
+    return not nested_too_deeply([[[parsed]]])
 
 
 def _action(parsed: JsonValue) -> ShellAction | None:
