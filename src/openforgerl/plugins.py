@@ -17,6 +17,7 @@ GROUP = "openforgerl.plugins"
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "engine": {
+        "relay": "openforgerl.engines.relay:RelayEngine",
         "scripted": "openforgerl.engines.scripted:ScriptedEngine",
         "torch": "openforgerl.engines.torch_engine:TorchEngine",
     },
@@ -31,6 +32,16 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "verifier": {"script": "openforgerl.verifiers.script:ScriptVerifier"},
     "model": {"tiny": "openforgerl.testing.tiny_model:write_tiny_model"},
+    "format": {
+        "token-rows-jsonl": "openforgerl.formats.token_rows:TokenRowsJsonl",
+        "token-rows-parquet": "openforgerl.formats.parquet:TokenRowsParquet",
+        "openai-jsonl": "openforgerl.formats.openai_jsonl:OpenAiJsonl",
+        "trl": "openforgerl.formats.trainers:TrlRows",
+        "verl-sft": "openforgerl.formats.parquet:VerlSft",
+        "slime": "openforgerl.formats.trainers:SlimeSamples",
+        "openrlhf": "openforgerl.formats.trainers:OpenRlhfSamples",
+        "atif": "openforgerl.formats.atif:AtifDocuments",
+    },
     "verb": {
         verb: f"openforgerl.cli.{module}:{verb}"
         for verb, module in {
@@ -42,6 +53,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
             "tasks": "tasks",
             "harness": "harness",
             "show": "show",
+            "export": "export",
+            "audit": "audit",
             "doctor": "doctor",
             "testing": "testing",
         }.items()
