@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import click
 
 from openforgerl.errors import InputError
-from openforgerl.harnesses.installation import default_cache, inspect
-from openforgerl.harnesses.recipes import RECIPES
+from openforgerl.harnesses.catalogue import inspect, installable
+from openforgerl.harnesses.installation import default_cache
 from openforgerl.sandboxes.options import SandboxOptions
 from openforgerl.sandboxes.probe import Check, probe
 
@@ -52,7 +52,7 @@ def _packages() -> Iterator[Check]:
 
 
 def _harnesses() -> Iterator[Check]:
-    for name, recipe in RECIPES.items():
+    for name, version in installable().items():
         try:
             found = inspect(name, default_cache())
         except InputError as error:
@@ -64,4 +64,4 @@ def _harnesses() -> Iterator[Check]:
                 required=False,
             )
         else:
-            yield Check(check=f"harness {name}", ok=True, detail=f"{recipe.version}, node {found.node_version}")
+            yield Check(check=f"harness {name}", ok=True, detail=f"{version}, {found.runtime}")

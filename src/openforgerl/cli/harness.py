@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from openforgerl.errors import InputError
-from openforgerl.harnesses.installation import default_cache, inspect
-from openforgerl.harnesses.installation import install as install_package
-from openforgerl.harnesses.recipes import RECIPES
+from openforgerl.harnesses.catalogue import inspect, installable
+from openforgerl.harnesses.catalogue import install as install_package
+from openforgerl.harnesses.installation import default_cache
 
 
 @click.group(name="harness")
@@ -18,7 +18,7 @@ def harness() -> None:
 
 
 @harness.command("install")
-@click.argument("name", type=click.Choice(sorted(RECIPES)))
+@click.argument("name", type=click.Choice(list(installable())))
 @click.option("--cache", default=None, help="Where to install; default $OPENFORGERL_CACHE or ~/.cache/openforgerl.")
 def install_command(name: str, cache: str | None) -> None:
     """Install harness NAME, pinned, into the cache. Does nothing when it is already there and whole."""
@@ -31,13 +31,13 @@ def install_command(name: str, cache: str | None) -> None:
 def list_command(cache: str | None) -> None:
     """List harnesses, their pinned versions, and which are installed."""
     directory = _cache(cache)
-    for name in sorted(RECIPES):
+    for name, version in installable().items():
         try:
             found = inspect(name, directory)
         except InputError as error:
-            click.echo(f"{name:<10} {RECIPES[name].version:<10} not usable: {error}")
+            click.echo(f"{name:<15} {version:<10} not usable: {error}")
         else:
-            click.echo(f"{name:<10} {found.version:<10} {found.directory}")
+            click.echo(f"{name:<15} {found.version:<10} {found.directory}")
 
 
 def _cache(given: str | None) -> Path:

@@ -49,6 +49,11 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     node_version: str
     """Of the Node that installed and tried it."""
 
+    @property
+    def runtime(self) -> str:
+        """What runs it, for people."""
+        return f"node {self.node_version}"
+
 
 def default_cache() -> Path:
     """$OPENFORGERL_CACHE, else ~/.cache/openforgerl. InputError when this user has no home directory either."""

@@ -68,6 +68,11 @@ class PipInstallation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     python_version: str
     """Its version, e.g. `3.11`."""
 
+    @property
+    def runtime(self) -> str:
+        """What runs it, for people."""
+        return f"python {self.python_version}"
+
 
 PIP_RECIPES: dict[str, PipRecipe] = {
     "mini-swe-agent": PipRecipe(
@@ -111,7 +116,7 @@ def find_python(recipe: PipRecipe, pythons: Sequence[str] = PYTHONS) -> tuple[st
     oldest = ".".join(str(part) for part in recipe.python)
     seen = ", ".join(f"{path} is {version}" for path, version in found.items()) or "none found"
     raise InputError(
-        f"harness {recipe.name} {recipe.version} needs Python {oldest} or later where sandboxes see it "
+        f"harness {recipe.name} {recipe.version} needs Python {oldest} or later in a system folder, where sandboxes see it "
         f"({', '.join(pythons)}): {seen}; install one there (a system package, or built with --prefix=/usr/local)"
     )
 
