@@ -103,6 +103,8 @@ class Restorer:
                 continue
             at = self._advance(built, layout, at, turn.start)
             before, origins = self._until(layout, at, turn, opening)
+            if _forces(opening):
+                before, origins = self._asked(built, call, layout.text[_start(layout, at) : turn.start] + opening)
             if call.prompt.ids != (*built.ids, *before.ids):
                 continue
             built.encoded(before, origins)
@@ -129,6 +131,13 @@ class Restorer:
         text = before + opening
         encoded = self._codec.encode(text, [(len(before), len(text))], first=begin == 0)
         return encoded, layout.origins[begin : turn.start] + [TEMPLATE] * len(opening)
+
+    def _asked(self, built: PromptIds, call: ModelCall, text: str) -> tuple[Encoded, list[int]]:
+        """The rest of the call's own prompt, if it spells `text`: a forced opening was encoded by itself."""
+        rest = call.prompt.ids[len(built.ids) :]
+        if self._codec.decode(rest) != text:
+            return Encoded((), ()), []
+        return Encoded(rest, ((0, 1),) * len(rest)), [TEMPLATE]
 
     def _opening(self, prompt_ids: Sequence[int], header: str) -> str:
         """What stands after the header at the end of a prompt: nothing, an open or skipped thought, a forced call."""
@@ -159,11 +168,16 @@ class Restorer:
         grammar.write(rendered)
         _, shown = grammar.end()
         answered = AnswerGrammar(style, thought_open=opens_thought(opening), seed="")
-        begun = _OPENING.fullmatch(opening)
-        answered.write((begun and begun["call"]) or "")
+        answered.write(_forces(opening))
         parser = IdParser(self._codec, self._stop_ids, answered)
         parser.feed(sampled)
         return same_message(shown, parser.finish()[1])
+
+
+def _forces(opening: str) -> str:
+    """The part of what a prompt opened that belongs to a forced call, or ""."""
+    found = _OPENING.fullmatch(opening)
+    return (found and found["call"]) or ""
 
 
 def may_restore(call: ModelCall) -> bool:
