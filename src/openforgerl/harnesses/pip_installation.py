@@ -81,7 +81,7 @@ PIP_RECIPES: dict[str, PipRecipe] = {
         package="mini-swe-agent",
         module="minisweagent",
         package_digest="bec0b05ab01f2876b98f64bce4734136a8fa1f86af7b172fb067af5f78b36ab2",
-        user_agent="litellm/1.110.2",
+        user_agent="OpenAI/Python 3.57.0",
         python=(3, 11),
         lock=LOCKS / "mini-swe-agent",
         trial="import minisweagent.run.mini, minisweagent.models.litellm_model",
@@ -116,8 +116,8 @@ def find_python(recipe: PipRecipe, pythons: Sequence[str] = PYTHONS) -> tuple[st
     oldest = ".".join(str(part) for part in recipe.python)
     seen = ", ".join(f"{path} is {version}" for path, version in found.items()) or "none found"
     raise InputError(
-        f"harness {recipe.name} {recipe.version} needs Python {oldest} or later in a system folder, where sandboxes see it "
-        f"({', '.join(pythons)}): {seen}; install one there (a system package, or built with --prefix=/usr/local)"
+        f"harness {recipe.name} {recipe.version} needs Python {oldest} or later in a system folder, where sandboxes "
+        f"see it: {seen}; install one (a system package, or built with --prefix=/usr/local)"
     )
 
 
