@@ -90,7 +90,8 @@ async def test_a_session_from_opening_to_samples(doors: Doors) -> None:
         "POST", "/v1/sessions", {"session_id": "s1", "sampling": {"temperature": 0.5}, "limits": {"calls": 2}}
     )
     assert status in (200, 201) and opened["session_id"] == "s1" and set(opened) == {"session_id", "key", "base_urls"}
-    assert set(opened["base_urls"]) == {"chat"} and opened["base_urls"]["chat"].startswith(doors.data)
+    assert set(opened["base_urls"]) == {"chat", "responses", "messages", "gemini"}
+    assert opened["base_urls"]["chat"].startswith(doors.data)
 
     messages: list[Any] = [{"role": "user", "content": "list the files"}]
     status, first = await doors.chat(opened, messages, temperature=0.1, unheard_of=True)

@@ -186,4 +186,6 @@ def test_options_are_checked(field: dict[str, Any]) -> None:
 async def test_a_public_url_is_what_agents_are_given(tmp_path: Path, renderer: ChatRenderer) -> None:
     async with house(tmp_path, renderer, scripted(renderer), public_url="https://proxy.example/") as home:
         client: Client = await home.client("y")
-        assert client.session.base_urls == {"chat": "https://proxy.example/s/y/v1"}
+        urls = client.session.base_urls
+    assert urls["chat"] == urls["responses"] == "https://proxy.example/s/y/v1"
+    assert urls["messages"] == urls["gemini"] == "https://proxy.example/s/y"

@@ -53,7 +53,13 @@ async def test_the_sessions_contract(tmp_path: Path, renderer: ChatRenderer, how
         assert len(bytes.fromhex(session.key)) == 32
         assert record.key_sha256 == hashlib.sha256(session.key.encode()).hexdigest()
         host, port = home.proxy.data_address
-        assert session.base_urls == {"chat": f"http://{host}:{port}/s/run-1.a2/v1"}
+        below = f"http://{host}:{port}/s/run-1.a2"
+        assert session.base_urls == {
+            "chat": f"{below}/v1",
+            "responses": f"{below}/v1",
+            "messages": below,
+            "gemini": below,
+        }
 
         assert list(await sessions.calls("run-1.a2")) == []
         client = Client(home.http, session)

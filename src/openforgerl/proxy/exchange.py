@@ -389,13 +389,17 @@ class Exchange:
         self._session.remember(call)
 
     async def _send(self, piece: bytes) -> None:
-        """Send part of the answer; the stream's opening goes before the first one, in the same write."""
+        """Send part of the answer; the stream's opening goes before the first one, in the same write.
+
+        What the dialect does not show (a thought) sends nothing and so ends no silence.
+        """
         async with self._sending:
             if not self._opened:
                 self._opened = True
                 piece = self._writer.open(self._prompt_tokens) + piece
-            await self._outlet.write(piece)
-            self._last_sent = time.monotonic()
+            if piece:
+                await self._outlet.write(piece)
+                self._last_sent = time.monotonic()
 
     async def _keep_alive(self) -> None:
         """Comments while a stream is silent, so that no client gives up. Cancelled when the call is recorded."""

@@ -28,7 +28,7 @@ def check_length(conversation: Conversation, engine: Engine) -> None:
 
 def characters(conversation: Conversation) -> int:
     """Characters that the prompt will hold at least; a message or call without any still costs a token."""
-    count = sum(len(msgspec.json.encode(tool.raw)) for tool in conversation.tools)
+    count = sum(len(msgspec.json.encode(tool.raw or tool)) for tool in conversation.tools)
     for message in conversation.messages:
         count += MOST_CHARACTERS + len(message.text)
         count += sum(MOST_CHARACTERS + len(call.arguments) for call in message.tool_calls)

@@ -18,14 +18,23 @@ from openforgerl.wire.dialect import (
     TokenWriter,
 )
 from openforgerl.wire.fields import CHAT, Disposition, Field, FieldTable
+from openforgerl.wire.gemini import GeminiDialect
+from openforgerl.wire.gemini_fields import GEMINI
+from openforgerl.wire.messages import MessagesDialect
+from openforgerl.wire.messages_fields import MESSAGES
+from openforgerl.wire.responses import ResponsesDialect
+from openforgerl.wire.responses_fields import RESPONSES
 from openforgerl.wire.sse import SseEvent, SseReader, comment, encode_event
 
-DIALECTS: tuple[Callable[[], Dialect], ...] = (ChatDialect,)
+DIALECTS: tuple[Callable[[], Dialect], ...] = (ChatDialect, ResponsesDialect, MessagesDialect, GeminiDialect)
 """Every dialect that the proxy serves."""
 
 __all__ = [
     "CHAT",
     "DIALECTS",
+    "GEMINI",
+    "MESSAGES",
+    "RESPONSES",
     "Address",
     "Answer",
     "ChatDialect",
@@ -34,11 +43,14 @@ __all__ = [
     "Field",
     "FieldTable",
     "ForcedCall",
+    "GeminiDialect",
     "Head",
     "Memory",
     "MessageBuilder",
+    "MessagesDialect",
     "NoMemory",
     "Request",
+    "ResponsesDialect",
     "ShownToken",
     "SseEvent",
     "SseReader",

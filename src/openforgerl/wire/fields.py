@@ -107,7 +107,7 @@ CHAT = FieldTable(
         ),
         _honoured(
             "tool_choice",
-            "`auto`; `none` leaves the tools out of the prompt; `required` or a named tool opens the answer with a call",
+            "`auto`; `none` leaves the tools out of the prompt; `required` or a named tool: the answer opens with one",
         ),
         _honoured("stream", "server-sent events, piece by piece"),
         _honoured("stream_options", "`include_usage`"),
