@@ -11,8 +11,7 @@ import pytest
 from openforgerl.conversation import same_message
 from openforgerl.errors import ContextOverflow, ExactnessError, WireError
 from openforgerl.types import Conversation, FinishReason, Message, MessageDelta, Reasoning, Role, Text, ToolCall
-from openforgerl.wire import Answer, Head, Request
-from openforgerl.wire.messages import MessagesDialect
+from openforgerl.wire import Answer, Head, MessagesDialect, Request
 
 from .messages_client import Remembered, assembled, echo, events_of
 

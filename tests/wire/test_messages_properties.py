@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from openforgerl.conversation import same_message
 from openforgerl.errors import WireError
 from openforgerl.types import Conversation, FinishReason, Message, MessageDelta
-from openforgerl.wire import Answer, Head, MessageBuilder, Request
-from openforgerl.wire.messages import MessagesDialect
+from openforgerl.wire import Answer, Head, MessageBuilder, MessagesDialect, Request
 
 from .messages_client import Remembered, assembled, echo, events_of
 

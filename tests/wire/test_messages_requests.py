@@ -13,9 +13,7 @@ import pytest
 from openforgerl.conversation import same_message, same_tools
 from openforgerl.errors import WireError
 from openforgerl.types import Image, Message, Reasoning, Role, Text, ToolCall
-from openforgerl.wire import Disposition, ForcedCall, Request
-from openforgerl.wire.messages import MessagesDialect
-from openforgerl.wire.messages_fields import MESSAGES
+from openforgerl.wire import MESSAGES, Disposition, ForcedCall, MessagesDialect, Request
 
 from .messages_client import Remembered
 
@@ -339,10 +337,10 @@ def result(*blocks: Any, **fields: Any) -> dict[str, Any]:
         (user({"type": "search_result"}), "messages[0].content[0].type"),
         (user({"type": "image"}), "messages[0].content[0].source"),
         (user({"type": "image", "source": {"type": "url", "url": "x"}}), "messages[0].content[0].source.type"),
-        (user({"type": "image", "source": {**IMAGE, "data": "a?"}}), "messages[0].content[0].source.data"),
-        (user({"type": "image", "source": {**IMAGE, "data": "é"}}), "messages[0].content[0].source.data"),
-        (user({"type": "image", "source": {**IMAGE, "data": ""}}), "messages[0].content[0].source.data"),
-        (user({"type": "image", "source": {**IMAGE, "media_type": "pdf"}}), "messages[0].content[0].source.media_type"),
+        (user({"type": "image", "source": {**IMAGE, "data": "a?"}}), "messages[0].content[0].source"),
+        (user({"type": "image", "source": {**IMAGE, "data": "é"}}), "messages[0].content[0].source"),
+        (user({"type": "image", "source": {**IMAGE, "data": ""}}), "messages[0].content[0].source"),
+        (user({"type": "image", "source": {**IMAGE, "media_type": "pdf"}}), "messages[0].content[0].source"),
         (user({"type": "document", "source": {"type": "base64"}}), "messages[0].content[0].source.type"),
         (
             user({"type": "document", "source": {"type": "content", "content": [{"type": "document"}]}}),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from openforgerl.errors import WireError
-from openforgerl.types import Conversation, JsonValue, Message, Part, Role, Text, ToolSpec
+from openforgerl.types import Conversation, ForcedCall, JsonValue, Message, Part, Role, Text, ToolSpec
 from openforgerl.wire import messages_answers as answers
 from openforgerl.wire import reading
 from openforgerl.wire.chat import SYSTEM_JOIN
@@ -21,7 +21,6 @@ from openforgerl.wire.dialect import (
     NOTHING_YET,
     Address,
     Answer,
-    ForcedCall,
     Head,
     Memory,
     Request,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Collection, Mapping
 
 import msgspec
 
 from openforgerl.errors import WireError
 from openforgerl.types import Image, JsonValue, Message, Part, Reasoning, Role, Text, ToolCall
-from openforgerl.wire import reading
+from openforgerl.wire import images, reading
 from openforgerl.wire.dialect import Memory
 from openforgerl.wire.reading import bad
 
@@ -152,17 +150,9 @@ class BlockReader:
             )
         self.check(source, {"type", "media_type", "data"}, f"{_BLOCK}.source", at)
         media_type = reading.text(source.get("media_type"), f"{at}.media_type")
-        if not media_type.startswith("image/"):
-            raise bad(f"{at}.media_type", f"must be an image's, as in image/png; got {media_type!r}")
-        try:
-            content = base64.b64decode(reading.text(source.get("data"), f"{at}.data"), validate=True)
-        except ValueError as error:
-            raise bad(f"{at}.data", f"must be base64: {error}") from error
-        if not content:
-            raise bad(f"{at}.data", "must not be empty")
-        digest = hashlib.sha256(content).hexdigest()
-        self.images[digest] = content
-        return Image(sha256=digest, media_type=media_type)
+        image, content = images.from_base64(reading.text(source.get("data"), f"{at}.data"), media_type, at)
+        self.images[image.sha256] = content
+        return image
 
     def _document(self, block: Mapping[str, JsonValue], at: str) -> tuple[Text | Image, ...]:
         """Title and context, a line each, and then the document's text or its blocks."""
