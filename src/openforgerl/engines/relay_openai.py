@@ -189,7 +189,7 @@ class _Reader:
         named_anew = index is None and not their_id and bool(function.get("name"))
         goes_on = last is not None and index in (None, last[0]) and their_id in ("", last[1]) and not named_anew
         if not goes_on:
-            if any(index == known and their_id in ("", known_id) for known, known_id in self._theirs):
+            if not named_anew and any(index == known and their_id in ("", id) for known, id in self._theirs):
                 raise malformed("a tool call goes on after the next one has begun")
             self._theirs.append((index, their_id))
             deltas.append(self._calls.open(function.get("name")))
