@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -109,10 +110,8 @@ def without_ids(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if kept["type"] == "message":
             kept["content"] = [{"type": "output_text", "text": part["text"]} for part in kept["content"]]
         if kept["type"] == "function_call":
-            try:
+            with contextlib.suppress(ValueError):
                 kept["arguments"] = json.dumps(json.loads(kept["arguments"]), separators=(",", ":"))
-            except ValueError:
-                pass
         echoed.append(kept)
     return echoed
 
@@ -123,9 +122,9 @@ def ask(memory: Remembered | None = None, *, strict: bool = False, **body: Any) 
     return DIALECT.parse(json.dumps(body).encode(), strict=strict, memory=memory or Remembered())
 
 
-def call(index: int, name: str, *pieces: str) -> list[MessageDelta]:
-    """The deltas of a call."""
-    call_id = f"call{index}"
+def call(index: int, name: str, *pieces: str, call_id: str = "") -> list[MessageDelta]:
+    """The deltas of an answer's call number `index`."""
+    call_id = call_id or f"call{index}"
     opening = MessageDelta(kind="call", text=name, call_index=index, call_id=call_id)
     return [opening] + [
         MessageDelta(kind="arguments", text=piece, call_index=index, call_id=call_id) for piece in pieces

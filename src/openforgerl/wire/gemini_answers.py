@@ -138,7 +138,8 @@ def _frame(head: Head) -> dict[str, JsonValue]:
 
 
 def _candidate(parts: list[dict[str, JsonValue]], answer: Answer | None) -> dict[str, JsonValue]:
-    candidate: dict[str, JsonValue] = {"content": {"parts": parts, "role": "model"}, "index": 0}
+    # A client that finds no part takes the answer for a broken one and forgets the turn.
+    candidate: dict[str, JsonValue] = {"content": {"parts": parts or [{"text": ""}], "role": "model"}, "index": 0}
     if answer is not None:
         candidate["finishReason"] = finish_reason(answer)
     return candidate

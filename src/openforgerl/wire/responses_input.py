@@ -134,6 +134,11 @@ class InputReader:
             "item_reference": self._reference,
         }
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of item that are read."""
+        return tuple(self._readers)
+
     def read(self, value: JsonValue) -> list[Message]:
         """The messages of `input`. WireError 400 naming the item."""
         if isinstance(value, str):
@@ -172,7 +177,7 @@ class InputReader:
         raise WireError(
             400,
             "unsupported_content",
-            f"{path}.type: items of type {kind[:60]!r} are not supported; send one of {', '.join(self._readers)}",
+            f"{path}.type: items of type {kind[:60]!r} are not supported; send one of {', '.join(self.kinds)}",
             param=f"{path}.type",
         )
 
