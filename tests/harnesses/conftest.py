@@ -229,3 +229,10 @@ def make_call() -> Callable[..., ModelCall]:
         return ModelCall(**values)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def harness_cache() -> Path:
+    """The same cache, for harnesses that are installed when a test needs them."""
+    named = os.environ.get("OPENFORGERL_CACHE")
+    return Path(named) if named else Path(__file__).parents[2] / ".cache"
