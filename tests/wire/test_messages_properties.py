@@ -232,6 +232,7 @@ def test_any_body_is_taken_or_clearly_refused(body: bytes, strict: bool) -> None
 
 
 @pytest.mark.fuzz
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_of_many_bodies_is_taken_or_clearly_refused(part: int, request: pytest.FixtureRequest) -> None:
     if "fuzz" not in str(request.config.getoption("markexpr")):
