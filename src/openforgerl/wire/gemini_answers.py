@@ -181,7 +181,7 @@ def error_body(error: WireError) -> dict[str, JsonValue]:
         violation = {"field": error.param, "description": message}
         details.append({"@type": f"{kind}BadRequest", "fieldViolations": [violation]})
     if error.retry_after is not None:
-        details.append({"@type": f"{kind}RetryInfo", "retryDelay": f"{error.retry_after:g}s"})
+        details.append({"@type": f"{kind}RetryInfo", "retryDelay": f"{error.retry_after:.3f}s"})
     return {
         "error": {
             "code": error.status,

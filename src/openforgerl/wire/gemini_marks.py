@@ -24,7 +24,7 @@ FOREIGN = frozenset({"skip_thought_signature_validator", "context_engineering_is
 _PREFIX = b"ofr"
 
 
-class Mark(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
+class Mark(msgspec.Struct, frozen=True, array_like=True):
     """What one of our signatures says."""
 
     handle: str
