@@ -166,9 +166,11 @@ SHELL = '{"command": ["ls", "-l"], "timeout_ms": 5}'
             {"type": "tool_search_call", "id": "tsc_c1_0", "execution": "client", "arguments": {"query": "x"}},
             None,
         ),
-        ("tool_search", '{"query": ', {"type": "function_call", "name": "tool_search"}, None),
-        ("tool_search", "null", {"type": "function_call", "arguments": "null"}, None),
-        ("tool_search", "[" * 127 + "]" * 127, {"type": "function_call"}, None),
+        ("tool_search", '{"query": ', {"type": "tool_search_call", "arguments": '{"query": '}, None),
+        ("tool_search", '"words"', {"type": "tool_search_call", "arguments": '"words"'}, None),
+        ("tool_search", "null", {"type": "tool_search_call", "arguments": "null"}, None),
+        # As an object it could not be sent back: requests may be nested 128 levels deep.
+        ("tool_search", '{"a":' * 127 + "1" + "}" * 127, {"arguments": '{"a":' * 127 + "1" + "}" * 127}, None),
         ("apply_patch", '{"input": "a"}', {"type": "custom_tool_call", "input": "a"}, None),
         ("apply_patch", "{oops", {"type": "custom_tool_call", "input": "{oops"}, '{"input":"{oops"}'),
         (

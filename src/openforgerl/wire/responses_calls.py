@@ -5,7 +5,8 @@ changed by one rule for both directions, so that an honest echo equals what `sen
 
 * `custom_tool_call`: plain text, see `responses_freeform`.
 * `local_shell_call`: arguments that are such an action and nothing else; all others go out as a `function_call`.
-* `tool_search_call`: arguments that are JSON, not nested to our limit; all others go out as a `function_call`.
+* `tool_search_call`: an object as itself, all others as a string with the arguments' text. (Codex takes a search
+  that comes as a `function_call` for a fatal error, but strange arguments for an empty result.)
 * `function_call`: the arguments' text as the policy wrote it, JSON or not.
 """
 
@@ -106,8 +107,9 @@ def _carried(arguments: str, tool: WireTool) -> tuple[Kind, dict[str, JsonValue]
         return Kind.CUSTOM, {"input": freeform_text(arguments)}
     if tool.kind is Kind.LOCAL_SHELL and (action := _action(parse_arguments(arguments))) is not None:
         return Kind.LOCAL_SHELL, {"action": {"type": "exec", **msgspec.structs.asdict(action)}}
-    if tool.kind is Kind.TOOL_SEARCH and (parsed := parse_arguments(arguments)) is not None and _fits(parsed):
-        return Kind.TOOL_SEARCH, {"arguments": parsed}
+    if tool.kind is Kind.TOOL_SEARCH:
+        parsed = parse_arguments(arguments)
+        return Kind.TOOL_SEARCH, {"arguments": parsed if isinstance(parsed, dict) and _fits(parsed) else arguments}
     return Kind.FUNCTION, {"arguments": arguments}
 
 
@@ -135,7 +137,8 @@ def read_call(item: dict[str, JsonValue], path: str, notes: Notes) -> ToolCall:
     if kind == Kind.LOCAL_SHELL:
         return ToolCall(id=call_id, name=LOCAL_SHELL, arguments=_shell_arguments(item, path, notes))
     if kind == Kind.TOOL_SEARCH:
-        arguments = msgspec.json.encode(item.get("arguments")).decode()
+        given = item.get("arguments")
+        arguments = given if isinstance(given, str) else msgspec.json.encode(given).decode()
         return ToolCall(id=call_id, name=TOOL_SEARCH, arguments=arguments)
     name = reading.text(item.get("name"), f"{path}.name")
     namespace = reading.text(item["namespace"], f"{path}.namespace") if item.get("namespace") else None

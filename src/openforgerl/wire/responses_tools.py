@@ -194,7 +194,7 @@ def _custom(
         "description": _described(given, path, intro, after),
         "parameters": {
             "type": "object",
-            "properties": {PARAMETER: {"type": "string"}},
+            "properties": {PARAMETER: {"type": "string", "description": "The tool's whole input, as plain text."}},
             "required": [PARAMETER],
             "additionalProperties": False,
         },
