@@ -160,6 +160,9 @@ def _build(recipe: Recipe, node: NodeRuntime, building: Path, cache_dir: Path, r
         shutil.copyfile(recipe.lock / name, building / name)
     report(f"downloading {recipe.package} {recipe.version} and what it needs with npm")
     npm_ci(node, building, cache_dir / "npm")
+    if recipe.complete is not None:
+        report(f"completing {recipe.name}")
+        recipe.complete(node, building)
     pinned = recipe.pinned(platform.machine())
     marks = marks_of(building / "node_modules")
     for package, expected in pinned.items():

@@ -9,6 +9,7 @@ import msgspec
 
 from openforgerl.errors import InputError
 from openforgerl.harnesses.node import NodeRuntime
+from openforgerl.harnesses.openclaw_completion import complete_openclaw
 from openforgerl.harnesses.pi_trial import try_pi
 
 LOCKS = Path(__file__).with_name("locks")
@@ -42,6 +43,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Path inside the package of the JavaScript that Node runs; empty where there is a binary."""
     binaries: Mapping[str, Binary] = {}
     """Machine (`platform.machine()`) → the program for it, where it is no JavaScript."""
+    complete: Callable[[NodeRuntime, Path], None] | None = None
+    """Does what the package's installation leaves to its first start, before anything is digested."""
     trial: Callable[[NodeRuntime, Path], None] | None = None
     """Runs the installed harness once against a scripted server; raises `InputError`. Fills Node's compile cache."""
 
@@ -150,9 +153,10 @@ RECIPES: dict[str, Recipe] = {
             name="openclaw",
             version="2026.9.6",
             package="openclaw",
-            package_digest="f6c95e80d2122d4833e3d4cb99e74decde8f5a9d1453f4c4e81172648bfce75a",
+            package_digest="03384986e3a0a4f0c8e066a41e4b1416ce167048e18783f87b7b5a51229e6313",
             user_agent="OpenAI/JS 7.15.0",
             entry="openclaw.mjs",
+            complete=complete_openclaw,
             lock=LOCKS / "openclaw",
         ),
     )
