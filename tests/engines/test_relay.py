@@ -17,20 +17,7 @@ from openforgerl.engines.options import EngineOptions, RelayOptions
 from openforgerl.engines.relay import RelayEngine
 from openforgerl.engines.relay_faults import retry_after
 from openforgerl.errors import ConfigError, ContextOverflow, EngineError, EngineOverloaded
-from openforgerl.types import (
-    Conversation,
-    FinishReason,
-    Message,
-    MessageDelta,
-    Question,
-    Role,
-    Sampling,
-    Text,
-    TextChunk,
-)
-
-from .byte_renderer import ByteRenderer
-from .fake_upstream import (
+from openforgerl.testing.fake_upstream import (
     KEY,
     Upstream,
     calls,
@@ -44,6 +31,19 @@ from .fake_upstream import (
     stream,
     upstream,
 )
+from openforgerl.types import (
+    Conversation,
+    FinishReason,
+    Message,
+    MessageDelta,
+    Question,
+    Role,
+    Sampling,
+    Text,
+    TextChunk,
+)
+
+from .byte_renderer import ByteRenderer
 
 HELLO = Question(
     conversation=Conversation(messages=(Message(role=Role.USER, parts=(Text("Hi."),)),)), prompt_tokens=900
@@ -131,7 +131,10 @@ async def test_the_key_comes_from_a_file_or_the_environment(
             await engine.close()
     assert [headers[header].removeprefix("Bearer ") for headers in fake.headers] == [KEY, KEY]
     assert KEY not in caplog.text
-    assert "unencrypted" in caplog.text  # the fake is plain http
+    assert "unencrypted" not in caplog.text  # it does not leave this machine
+    given = EngineOptions(relay=RelayOptions(model="m", key_env="TEACHER_KEY"))
+    open_engine(f"relay:{kind}:http://teacher.example/v1", ByteRenderer(), given)
+    assert "unencrypted" in caplog.text
 
 
 async def test_an_upstream_that_echoes_the_key_does_not_spread_it(monkeypatch: pytest.MonkeyPatch) -> None:

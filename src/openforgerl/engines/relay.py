@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 131072
 """Tokens, when nothing else is said: the upstream knows its own limit and says so."""
 
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
 
 class RelayEngine:
     """Implements `protocols.ConversationEngine`."""
@@ -72,10 +74,9 @@ class RelayEngine:
         if not relay.model:
             raise ConfigError("engine.relay.model is empty: name the upstream's model")
         secret = read_key(relay)
-        if secret.reveal() and urlsplit(url).scheme == "http":
-            logger.warning(
-                "engine.path is http, not https: the API key travels unencrypted to %s", urlsplit(url).netloc
-            )
+        parts = urlsplit(url)
+        if secret.reveal() and parts.scheme == "http" and parts.hostname not in _THIS_MACHINE:
+            logger.warning("engine.path is http, not https: the API key travels unencrypted to %s", parts.netloc)
         return cls(
             apis[kind],
             url,
@@ -205,7 +206,8 @@ class RelayEngine:
 
     def _given_up(self, fault: Fault, wait: float, attempt: int) -> Exception:
         """What the caller is told."""
-        logger.warning("relay: giving up after %d retries: %s", attempt, fault)
+        if isinstance(fault.error, EngineError):
+            logger.warning("relay: giving up after %d retries: %s", attempt, fault)
         if isinstance(fault.error, EngineOverloaded):
             return EngineOverloaded(str(fault.error), retry_after=fault.wait or wait)
         return fault.error
