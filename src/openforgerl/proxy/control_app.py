@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import secrets
 from collections.abc import Awaitable, Callable
 
@@ -29,6 +30,8 @@ from openforgerl.proxy.views import (
 )
 from openforgerl.types import Limits, OpenedSession, Sampling
 from openforgerl.wire.reading import decode_object, mapping
+
+logger = logging.getLogger(__name__)
 
 PAGE = 100
 """Calls in a page unless `limit` says otherwise."""
@@ -78,6 +81,9 @@ async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status, "http_error")
         return _refusal(WireError(error.status, code, f"{request.method} {request.path} is not served here"))
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.path)
+        return _refusal(WireError(500, "internal_error", "the proxy failed; its log says why"))
 
 
 async def open_session(request: web.Request) -> web.StreamResponse:

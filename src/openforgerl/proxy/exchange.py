@@ -294,6 +294,7 @@ class Exchange:
     async def _send_unsent(self) -> None:
         if self._unsent and self._arrival.request.stream:
             unsent, self._unsent = self._unsent, []
+            await self._open()
             await self._send(self._writer.write(unsent))
 
     def _finish_at(self, finish: FinishReason | None, deltas: Sequence[MessageDelta]) -> FinishReason | None:
@@ -338,6 +339,8 @@ class Exchange:
     async def _complete(self, call: ModelCall, finish: FinishReason) -> bytes:
         """Commit the finished call; its last bytes."""
         request = self._arrival.request
+        if request.stream:
+            await self._open()
         message = self._dialect.sent(self._message(), request)
         prompt_tokens, completion_tokens = self._prompt_tokens, len(self._sampled.ids)
         if self._spoken is not None:
@@ -388,18 +391,23 @@ class Exchange:
         self._call = None
         self._session.remember(call)
 
-    async def _send(self, piece: bytes) -> None:
-        """Send part of the answer; the stream's opening goes before the first one, in the same write.
-
-        What the dialect does not show (a thought) sends nothing and so ends no silence.
-        """
+    async def _open(self) -> None:
+        """Send the stream's opening, before anything else is written: writers count what they write."""
         async with self._sending:
             if not self._opened:
                 self._opened = True
-                piece = self._writer.open(self._prompt_tokens) + piece
-            if piece:
-                await self._outlet.write(piece)
-                self._last_sent = time.monotonic()
+                await self._write(self._writer.open(self._prompt_tokens))
+
+    async def _send(self, piece: bytes) -> None:
+        """Send part of the answer."""
+        async with self._sending:
+            await self._write(piece)
+
+    async def _write(self, piece: bytes) -> None:
+        # What the dialect does not show (a thought) sends nothing, and so ends no silence.
+        if piece:
+            await self._outlet.write(piece)
+            self._last_sent = time.monotonic()
 
     async def _keep_alive(self) -> None:
         """Comments while a stream is silent, so that no client gives up. Cancelled when the call is recorded."""
@@ -411,8 +419,7 @@ class Exchange:
                 continue
             try:
                 async with self._sending:
-                    await self._outlet.write(self._writer.keep_alive())
-                    self._last_sent = time.monotonic()
+                    await self._write(self._writer.keep_alive())
             except ClientLeft:
                 self.abort(Ended.CLIENT_LEFT)
                 return

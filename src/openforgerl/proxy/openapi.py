@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from openforgerl.proxy.routes import BASE_PATHS
 from openforgerl.proxy.views import (
     BODIES,
     CallPage,
@@ -18,6 +19,11 @@ from openforgerl.proxy.views import (
 )
 from openforgerl.types import OpenedSession
 
+_BASE_URLS = (
+    "`base_urls` names every served dialect with the base URL that its clients are given: "
+    + ", ".join(f"`{name}` ends in `/s/{{session_id}}{end}`" for name, end in BASE_PATHS.items())
+    + ". The key goes into Authorization: Bearer, x-api-key, x-goog-api-key or the query `key`."
+)
 _SESSION = {"name": "session_id", "in": "path", "required": True, "schema": {"type": "string"}}
 _QUERY = (
     ("after", {"type": "integer", "minimum": -1, "default": -1}, "Index of the last call already seen."),
@@ -42,6 +48,7 @@ def document() -> dict[str, Any]:
                 "post": {
                     "operationId": "openSession",
                     "summary": "Open a session; the only time its key is shown.",
+                    "description": _BASE_URLS,
                     "requestBody": {"required": False, "content": _content(_ref(OpenSession))},
                     "responses": _responses(_ref(OpenedSession), "400", "401", "409"),
                 }
