@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 
@@ -98,10 +99,13 @@ async def test_a_taken_port_is_said_and_leaves_nothing_behind(tmp_path: Path, re
                 pass
 
 
-async def test_a_unix_socket(tmp_path: Path, renderer: ChatRenderer) -> None:
-    path = tmp_path / "p.sock"
-    async with house(tmp_path, renderer, scripted(renderer, {"text": "a"}), unix_socket=str(path)) as home:
+@pytest.mark.parametrize("name", ["{tmp_path}/p.sock", "\0openforgerl-test-{pid}"])
+async def test_a_unix_socket(name: str, tmp_path: Path, renderer: ChatRenderer) -> None:
+    path = name.format(tmp_path=tmp_path, pid=os.getpid())
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "a"}), unix_socket=path) as home:
         client = await home.client()
-        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as http:
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as http:
             assert (await Client(http, client.session).message(ask()))["content"] == "a"
-    assert not path.exists()
+    with pytest.raises(OSError, match=r"refused|No such file"):
+        await asyncio.open_unix_connection(path)
+    assert [*tmp_path.glob("*.sock")] == []

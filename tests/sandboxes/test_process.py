@@ -220,14 +220,19 @@ async def test_the_listener_is_inside_and_served_here(backend, spec):
         await server.wait_closed()
 
 
-async def test_an_endpoint_is_forwarded(backend):
+@pytest.mark.parametrize("kind", ["address", "file", "abstract"])
+async def test_an_endpoint_is_forwarded(backend, tmp_path, kind):
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         data = await reader.read()  # until the client has said all
         writer.write(str(len(data)).encode())
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    address = server.sockets[0].getsockname()
+    if kind == "address":
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+    else:
+        address = str(tmp_path / "s") if kind == "file" else f"\0openforgerl-test-{os.getpid()}"
+        server = await asyncio.start_unix_server(answer, address)
     spec = SandboxSpec(run_id="run", endpoint=address, endpoint_port=9000)
     ask = "import socket; s = socket.create_connection(('127.0.0.1', 9000)); s.sendall(bytes(3000000)); "
     ask += "s.shutdown(1); print(s.recv(99).decode(), s.recv(9))"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -159,14 +160,17 @@ async def open_house(
     harness = open_harness(config.harness)
     sandboxes: Sandboxes = plugins.load("sandbox", config.backend)(config.sandbox, folder.path / "sandboxes")
     async with contextlib.AsyncExitStack() as stack:
-        proxy = ProxyServer(engine=engine, renderer=renderer, store=folder.calls, options=config.proxy)
+        # Sandboxes reach the proxy without the host's network, which may not even have a loopback that is up.
+        socket = config.proxy.unix_socket or f"\0openforgerl-{secrets.token_hex(8)}"
+        options = msgspec.structs.replace(config.proxy, unix_socket=socket)
+        proxy = ProxyServer(engine=engine, renderer=renderer, store=folder.calls, options=options)
         await stack.enter_async_context(listening(proxy))
         specs: dict[str, SandboxSpec] = {}
 
         def spec(task: Task) -> SandboxSpec:
             # A pure function of the task; reading its Dockerfile again for every attempt would be waste.
             if task.name not in specs:
-                specs[task.name] = _spec(task, folder.run_id, config, proxy.data_address)
+                specs[task.name] = _spec(task, folder.run_id, config, socket)
             return specs[task.name]
 
         carry = folder.path / CARRY
@@ -204,7 +208,7 @@ def open_harness(options: HarnessOptions) -> Harness:
     return opened
 
 
-def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: tuple[str, int]) -> SandboxSpec:
+def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: str) -> SandboxSpec:
     environment = plan_environment(task)
     limits = config.limits
     if task.environment.memory_mb is not None:

@@ -17,7 +17,8 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     control_token_file: str = ""
     """File with the control API's token; made with mode 0600 when missing. Empty = no control port at all."""
     unix_socket: str = ""
-    """Path of a Unix socket that serves the data port's routes too; empty = none."""
+    """Path of a Unix socket that serves the data port's routes too; empty = none. One that begins with NUL is in the
+    abstract namespace: no file, gone with the process."""
     public_url: str = ""
     """Origin that agents reach the data port under, when it is not its own address (`https://proxy.example`)."""
     strict_fields: bool = False

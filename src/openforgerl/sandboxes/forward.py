@@ -1,4 +1,4 @@
-"""Bytes between a sandbox's endpoint and one host address."""
+"""Bytes between a sandbox's endpoint and one address of the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import socket
 class Forwarder:
     """Serves a listening socket of the sandbox by connecting each client to `address`, and nothing else."""
 
-    def __init__(self, address: tuple[str, int], most: int) -> None:
+    def __init__(self, address: tuple[str, int] | str, most: int) -> None:
+        """`address`: host and port, or the path of a Unix socket. `most`: simultaneous connections."""
         self._address = address
         self._most = most
         self._server: asyncio.Server | None = None
@@ -39,7 +40,10 @@ class Forwarder:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            up_reader, up_writer = await asyncio.open_connection(*self._address)
+            if isinstance(self._address, str):
+                up_reader, up_writer = await asyncio.open_unix_connection(self._address)
+            else:
+                up_reader, up_writer = await asyncio.open_connection(*self._address)
         except OSError:
             writer.transport.abort()  # the client sees a reset, as it would without us in between
             return

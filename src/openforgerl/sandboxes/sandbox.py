@@ -186,8 +186,8 @@ class ProcessSandbox:
         finally:
             tree.end()
 
-    async def forward(self, address: tuple[str, int]) -> None:
-        """Serve the endpoint by forwarding bytes to a host address. Called by `create` for `spec.endpoint`."""
+    async def forward(self, address: tuple[str, int] | str) -> None:
+        """Serve the endpoint by forwarding bytes to the proxy. Called by `create` for `spec.endpoint`."""
         self._forwarder = Forwarder(address, self._options.max_connections)
         await self._forwarder.start(self.take_listener())
 

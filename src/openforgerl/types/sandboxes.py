@@ -41,8 +41,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Further absolute directories that get a writable, size-limited tmpfs (a verifier's /logs and /tests)."""
     env: dict[str, str] = {}
     limits: SandboxLimits = SandboxLimits()
-    endpoint: tuple[str, int] | None = None
-    """Host address of the proxy's data port; the only thing reachable from inside."""
+    endpoint: tuple[str, int] | str | None = None
+    """The proxy's data port, the only thing reachable from inside: a host address, or the path of a Unix socket (one
+    that begins with NUL is in the abstract namespace)."""
     endpoint_port: int = 8080
     """Port on 127.0.0.1 inside the sandbox that leads to `endpoint`."""
 
