@@ -18,7 +18,7 @@ from openforgerl.orchestrator import RunOptions
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-ENGINE_HELP = "scripted:FILE or torch:DIR."
+ENGINE_HELP = "torch:DIR, scripted:FILE, relay:openai:URL or relay:anthropic:URL."
 
 
 class RunConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,7 +152,7 @@ def tokenizer_directory(config: RoomsConfig) -> Path:
     if config.tokenizer:
         return Path(config.tokenizer)
     if not config.engine.path:
-        raise ConfigError("which engine? give --engine scripted:FILE or torch:DIR, or [engine] kind and path")
+        raise ConfigError(f"which engine? give --engine {ENGINE_HELP[:-1]}, or [engine] kind and path")
     if config.engine.kind != "torch":
         raise ConfigError(f"engine {config.engine.kind} has no tokenizer of its own: give --tokenizer DIR")
     return Path(config.engine.path)

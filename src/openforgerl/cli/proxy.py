@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from openforgerl.cli.configs import ENGINE_HELP
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.config import load_config
 from openforgerl.engines.opening import engine_options, open_engine
@@ -27,7 +28,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 @click.command()
-@click.option("--engine", "spec", required=True, metavar="SPEC", help="scripted:FILE or torch:DIR.")
+@click.option("--engine", "spec", required=True, metavar="SPEC", help=ENGINE_HELP)
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path, file_okay=False),

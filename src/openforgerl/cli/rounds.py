@@ -10,6 +10,7 @@ from pathlib import Path
 from openforgerl.cli.configs import tokenizer_directory
 from openforgerl.config import RoomsConfig
 from openforgerl.engines.opening import open_engine
+from openforgerl.engines.relay import RelayEngine
 from openforgerl.errors import ConfigError
 from openforgerl.orchestrator import GroupResult, Recording, RunOptions, failure_line, plan_rollouts
 from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_house, open_run
@@ -68,7 +69,7 @@ async def run_round(
             per_task=attempts,
             seed=config.seed,
         )
-        source = Source.TEACHER if config.engine.kind == "scripted" else Source.POLICY
+        source = Source.TEACHER if config.engine.kind in ("scripted", "relay") else Source.POLICY
         progress.start(purpose, len(groups) * attempts)
 
         def on_attempt(rollout: Rollout, attempt: Attempt) -> None:
@@ -88,6 +89,8 @@ async def run_round(
         ) as house:
             done = [result async for result in house.orchestrator.run(groups, Recording(source, Sampling()))]
         progress.finish(purpose)
+        if isinstance(engine, RelayEngine):
+            progress.say(f"  relay to {config.engine.relay.model}: {engine.stats.line()}")
     order = {group[0].group_id: place for place, group in enumerate(groups)}
     done.sort(key=lambda result: order[result.rollouts[0].group_id])
     return Round(tasks, {rollout.rollout_id: rollout for group in groups for rollout in group}, done)
