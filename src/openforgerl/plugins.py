@@ -27,11 +27,16 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "harness": {
         "pi": "openforgerl.harnesses.pi:PiHarness",
+        "mini-swe-agent": "openforgerl.harnesses.mini_swe_agent:MiniSweAgentHarness",
+        "openclaw": "openforgerl.harnesses.openclaw:OpenclawHarness",
+        "openhands": "openforgerl.harnesses.openhands:OpenhandsHarness",
+        "zeroclaw": "openforgerl.harnesses.zeroclaw:ZeroclawHarness",
         "react": "openforgerl.harnesses.react:ReactHarness",
         "command": "openforgerl.harnesses.command:CommandHarness",
     },
     "verifier": {"script": "openforgerl.verifiers.script:ScriptVerifier"},
     "model": {"tiny": "openforgerl.testing.tiny_model:write_tiny_model"},
+    "rescoring": {"torch": "openforgerl.training.rescoring:rescore"},
     "format": {
         "token-rows-jsonl": "openforgerl.formats.token_rows:TokenRowsJsonl",
         "token-rows-parquet": "openforgerl.formats.parquet:TokenRowsParquet",

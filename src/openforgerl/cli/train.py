@@ -15,6 +15,7 @@ from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import choose_tasks
 from openforgerl.config import RoomsConfig
 from openforgerl.errors import ConfigError, InputError, Interrupted
+from openforgerl.formats import read_conversations, samples_of
 from openforgerl.orchestrator import RunOptions, failure_line
 from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_run, read_run
 from openforgerl.protocols import Progress
@@ -56,24 +57,34 @@ def train() -> None:
 
 
 @train.command(short_help="Fine-tune on recorded successes.")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--model", required=True, type=click.Path(path_type=Path, exists=True, file_okay=False), help="Start.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Where checkpoints go.")
+@click.option(
+    "--data",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    help="Conversations: OpenAI messages (*.jsonl) or ATIF (*.json or a folder); may be repeated.",
+)
 @config_options
 def sft(
     runs: tuple[Path, ...],
     model: Path,
     out: Path,
+    data: tuple[Path, ...],
     chosen: Chosen,
 ) -> None:
-    """Fine-tune MODEL on the solved attempts recorded in RUNS (run folders).
+    """Fine-tune MODEL on the solved attempts recorded in RUNS (run folders), and on the conversations in --data.
 
     Killed or interrupted, the same command goes on from the last checkpoint in OUT.
     """
     config = resolve(SftConfig, chosen)
     if config is None:
         return
-    train_rows, validation_rows = run_until_interrupted(_successes(runs, config), "Nothing was started.")
+    if not runs and not data:
+        raise click.UsageError("Missing argument 'RUNS...': run folders, or conversations with --data")
+    by_task = run_until_interrupted(_successes(runs), "Nothing was started.") | _conversations(data, model)
+    train_rows, validation_rows = _split(by_task, config)
     learner = Learner(model, config.sft.learner, planned_steps=config.sft.steps)
     try:
         with terminate_like_interrupt(), open_progress(sys.stderr) as progress:
@@ -92,8 +103,8 @@ def sft(
     click.echo(f"Best validation loss {best.loss:.4f} at step {best.step}: {result.best}")
 
 
-async def _successes(runs: tuple[Path, ...], config: SftConfig) -> tuple[list[Sample], list[Sample]]:
-    """Samples of solved attempts, split by task so that no task is on both sides."""
+async def _successes(runs: tuple[Path, ...]) -> dict[str, list[Sample]]:
+    """Task → samples of its solved attempts."""
     by_task: dict[str, list[Sample]] = {}
     for folder in runs:
         database = read_run(folder)
@@ -109,8 +120,21 @@ async def _successes(runs: tuple[Path, ...], config: SftConfig) -> tuple[list[Sa
                 by_task.setdefault(solved[attempt_id], []).extend(found.samples)
         finally:
             await database.close()
+    return by_task
+
+
+def _conversations(data: tuple[Path, ...], model: Path) -> dict[str, list[Sample]]:
+    """Name of a conversation → its samples, as the model's own template writes them."""
+    if not data:
+        return {}
+    renderer = load_renderer(model)
+    return {one.name: list(samples_of(one, renderer).samples) for path in data for one in read_conversations(path)}
+
+
+def _split(by_task: dict[str, list[Sample]], config: SftConfig) -> tuple[list[Sample], list[Sample]]:
+    """Train and validation samples, split by task so that no task is on both sides."""
     if len(by_task) < 2:
-        raise InputError(f"{len(by_task)} solved tasks in {', '.join(map(str, runs))}; SFT needs at least two")
+        raise InputError(f"{len(by_task)} solved tasks and conversations; SFT needs at least two")
     names = sorted(by_task)
     kept = set(random.Random(config.seed).sample(names, max(1, round(config.validation_share * len(names)))))
     return (

@@ -2,6 +2,7 @@
 
 from openforgerl.formats.importing import Imported, samples_of
 from openforgerl.formats.opening import format_names, open_writer
+from openforgerl.formats.reading import read_conversations
 from openforgerl.formats.records import AttemptRecord, Decode, Report, Writer
 from openforgerl.formats.selection import Selection
 
@@ -14,5 +15,6 @@ __all__ = [
     "Writer",
     "format_names",
     "open_writer",
+    "read_conversations",
     "samples_of",
 ]

@@ -27,7 +27,7 @@ def read_atif(path: Path) -> list[Imported]:
     for file in files:
         try:
             document = msgspec.json.decode(file.read_bytes(), type=Document)
-            found.extend(_conversations(document, file.stem))
+            found.extend(_conversations(document, str(file)))
         except ValueError as error:
             raise InputError(f"{file} cannot be taken as ATIF: {error}") from error
     return found

@@ -30,7 +30,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation from a file."""
 
     name: str
-    """Unique in its file; the samples' attempt id."""
+    """File and place in it; the samples' attempt, rollout and group id."""
     conversation: Conversation
     trains: frozenset[int]
     """Indices of the assistant messages that train; the others are context."""

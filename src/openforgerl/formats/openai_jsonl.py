@@ -78,7 +78,7 @@ def read_openai_jsonl(path: Path) -> list[Imported]:
         weights = _weights(row["messages"])
         places = [at for at, message in enumerate(conversation.messages) if message.role is Role.ASSISTANT]
         trains = frozenset(at for at, weight in zip(places, weights, strict=True) if weight)
-        found.append(Imported(name=f"{path.name}:{len(found) + 1}", conversation=conversation, trains=trains))
+        found.append(Imported(name=f"{path}:{len(found) + 1}", conversation=conversation, trains=trains))
 
     json_lines(path, take)
     return found

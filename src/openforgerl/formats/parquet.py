@@ -1,4 +1,5 @@
-"""Parquet, through pyarrow (extra `export`): token rows, and veRL's SFT files. The only door to pyarrow."""
+"""Parquet, through pyarrow (extra `export`): token rows, and veRL's SFT files. This file and
+`training/exact_rows.py` are the doors to pyarrow."""
 
 from __future__ import annotations
 

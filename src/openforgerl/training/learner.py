@@ -144,6 +144,23 @@ class Learner:
             raise InputError("nothing to evaluate: the samples have no trained token")
         return Evaluation(loss / tokens, correct / tokens, tokens)
 
+    def logprobs(self, samples: Sequence[Sample]) -> dict[str, tuple[float, ...]]:
+        """Sample id → log-prob of each of its trained tokens under the current weights; changes nothing (for audits).
+
+        Samples without a trained token are left out. InputError when two samples have one id.
+        """
+        found: dict[str, tuple[float, ...]] = {}
+        if len({sample.sample_id for sample in samples}) != len(samples):
+            raise InputError("two samples have the same id, so their log-probs could not be told apart")
+        with torch.no_grad():
+            for micro in self._batches(self._rows(samples, Likelihood())):
+                scores: list[float] = self._scores(micro).logprob_L.double().tolist()
+                at = 0
+                for row in micro.rows:
+                    found[row.sample_id] = tuple(scores[at : at + len(row.places)])
+                    at += len(row.places)
+        return found
+
     def optimizer_state(self) -> dict[str, Any]:
         """What a checkpoint needs besides the weights."""
         return {"updates": self.updates, "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}

@@ -1,5 +1,7 @@
 """From recorded calls to threads, trajectories and training samples. Pure."""
 
+from openforgerl.trajectory.auditing import AttemptAudit, CallAccount, audit_attempt
+from openforgerl.trajectory.breaks import Break, find_breaks
 from openforgerl.trajectory.marks import Mark, annotate
 from openforgerl.trajectory.options import SamplePolicy
 from openforgerl.trajectory.samples import account, build_samples, check_exact
@@ -7,15 +9,20 @@ from openforgerl.trajectory.threads import Attribution, attribute
 from openforgerl.trajectory.tree import build, carried, predecessors
 
 __all__ = [
+    "AttemptAudit",
     "Attribution",
+    "Break",
+    "CallAccount",
     "Mark",
     "SamplePolicy",
     "account",
     "annotate",
     "attribute",
+    "audit_attempt",
     "build",
     "build_samples",
     "carried",
     "check_exact",
+    "find_breaks",
     "predecessors",
 ]

@@ -1,0 +1,118 @@
+"""A second look at what was recorded: does every sample repeat its calls, and does the account add up?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from openforgerl.errors import ExactnessError
+from openforgerl.trajectory.breaks import Break, find_breaks
+from openforgerl.trajectory.samples import account, check_exact
+from openforgerl.types import ModelCall, Sample, SampleSet, ThreadRole, Totals, Trajectory
+
+
+class CallAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one call's sampled tokens: sampled = trained + masked + in no row."""
+
+    call_id: str
+    thread: str
+    role: ThreadRole
+    status: str
+    sampled: int
+    trained: int
+    masked: dict[str, int]
+    in_no_row: int
+
+
+class AttemptAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt, audited."""
+
+    attempt_id: str
+    totals: Totals
+    """As recorded; what contradicts them is among the findings."""
+    calls: tuple[CallAccount, ...]
+    rows: int
+    row_tokens: int
+    breaks: tuple[Break, ...]
+    retries: int
+    """Calls whose request is another call's, id by id."""
+    off_policy: dict[str, int]
+    """Why sampled tokens are not the policy's own → how many; any call that says so, trained or not."""
+    warnings: dict[str, int]
+    """What was left out or mended of requests → in how many calls."""
+    findings: tuple[str, ...]
+    """What must not be. Empty when all is well."""
+
+
+def audit_attempt(trajectory: Trajectory, samples: SampleSet) -> AttemptAudit:
+    """Check an attempt's samples against its calls. Nothing is raised: what is wrong is a finding."""
+    calls = {call.call_id: call for call in trajectory.calls}
+    return AttemptAudit(
+        attempt_id=trajectory.attempt_id,
+        totals=samples.totals,
+        calls=tuple(_call_account(call, samples.samples) for call in trajectory.calls),
+        rows=len(samples.samples),
+        row_tokens=sum(len(sample.ids) for sample in samples.samples),
+        breaks=tuple(find_breaks(trajectory)),
+        retries=_retries(trajectory.calls),
+        off_policy=_off_policy(trajectory.calls),
+        warnings=dict(sorted(Counter(warning for call in calls.values() for warning in call.warnings).items())),
+        findings=tuple(_findings(samples, calls, trajectory)),
+    )
+
+
+def _findings(samples: SampleSet, calls: Mapping[str, ModelCall], trajectory: Trajectory) -> list[str]:
+    found: list[str] = []
+    for sample in samples.samples:
+        try:
+            check_exact(sample, calls)
+        except ExactnessError as error:
+            found.append(str(error))
+    if len({sample.sample_id for sample in samples.samples}) != len(samples.samples):
+        found.append("two samples have the same id")
+    try:
+        totals = account(samples.samples, trajectory.calls, samples.totals.dropped)
+    except ExactnessError as error:
+        return [*found, str(error)]
+    if totals != samples.totals:
+        found.append(f"the recorded account {_said(samples.totals)} is not what the samples say: {_said(totals)}")
+    return found
+
+
+def _call_account(call: ModelCall, samples: Sequence[Sample]) -> CallAccount:
+    trained = 0
+    masked: Counter[str] = Counter()
+    for span in (span for sample in samples for span in sample.spans if span.call_id == call.call_id):
+        if span.reason is None:
+            trained += span.stop - span.start
+        else:
+            masked[span.reason] += span.stop - span.start
+    return CallAccount(
+        call_id=call.call_id,
+        thread=call.thread,
+        role=call.role,
+        status=call.status.value,
+        sampled=len(call.sampled_ids),
+        trained=trained,
+        masked=dict(sorted(masked.items())),
+        in_no_row=len(call.sampled_ids) - trained - masked.total(),
+    )
+
+
+def _retries(calls: Sequence[ModelCall]) -> int:
+    requests = Counter((call.thread, call.prompt.ids) for call in calls)
+    return sum(count - 1 for count in requests.values())
+
+
+def _off_policy(calls: Sequence[ModelCall]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for call in calls:
+        if call.off_policy is not None:
+            found[call.off_policy] += len(call.sampled_ids)
+    return dict(sorted(found.items()))
+
+
+def _said(totals: Totals) -> str:
+    return f"(sampled {totals.sampled}, trained {totals.trained}, masked {totals.masked}, dropped {totals.dropped})"
