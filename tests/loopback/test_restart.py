@@ -19,12 +19,14 @@ from openforgerl.rendering import ChatRenderer
 from openforgerl.types import CallStatus, FinishReason, Limits, OpenedSession, Sampling
 
 from .house import TOOLS, Client, ask
+from .speakers import Messages, Talker
 
 PROGRAM = Path(__file__).parent / "proxy_process.py"
 SCRIPT = {
     "answers": [
         {"match": "^one", "text": "first answer", "times": 0},
         {"match": "^two", "text": "a slow answer " * 50, "delay_s": 0.02, "times": 0},
+        {"match": "^three", "reasoning": "A plan.", "tool_calls": [{"name": "bash", "arguments": {"command": "ls"}}]},
         {"text": "goes on", "times": 0},
     ]
 }
@@ -41,7 +43,7 @@ class Process:
         await self.process.wait()
 
     def client(self, http: aiohttp.ClientSession, session: OpenedSession) -> Client:
-        urls = {"chat": f"{self.data}/s/{session.session_id}/v1"}
+        urls = {"chat": f"{self.data}/s/{session.session_id}/v1", "messages": f"{self.data}/s/{session.session_id}"}
         return Client(http, OpenedSession(session_id=session.session_id, key=session.key, base_urls=urls))
 
 
@@ -132,3 +134,26 @@ async def test_limits_outlive_the_process(tmp_path: Path, model_dir: Path) -> No
             client = second.client(http, session)
             statuses = [(await client.post(ask("one"))).status for _ in range(5)]
     assert statuses == [200] * 4 + [403]
+
+
+async def test_a_thought_outlives_the_process(tmp_path: Path, model_dir: Path, renderer: ChatRenderer) -> None:
+    """The client was shown only its handle; the proxy that gave it out is dead when it comes back."""
+    speaker = Messages()
+    hidden = {"thinking": {"type": "adaptive", "display": "omitted"}}
+    async with aiohttp.ClientSession() as http:
+        async with proxy_process(tmp_path, model_dir) as first:
+            session = await open_session(first, tmp_path)
+            talker = Talker(http, first.client(http, session).session, speaker)
+            history = speaker.user("three")
+            said = await talker.say(history, tools=True, stream=True, **hidden)
+            await first.kill()
+        history += said.turn + speaker.result(said.calls[0], "a.txt")
+        assert "A plan." not in json.dumps(history)
+        async with proxy_process(tmp_path, model_dir) as second:
+            talker = Talker(http, second.client(http, session).session, speaker)
+            assert (await talker.say(history, tools=True, **hidden)).text == "goes on"
+            async with HttpSessions(second.control, control_token(tmp_path / "control.token")) as sessions:
+                one, two = await sessions.calls("s1")
+    assert "A plan." in renderer.decode(one.sampled_ids)
+    assert two.prompt.ids[: len(one.prompt.ids) + len(one.sampled_ids)] == one.prompt.ids + one.sampled_ids
+    assert two.warnings == ()
