@@ -24,7 +24,7 @@ def complete_openclaw(node: NodeRuntime, directory: Path) -> None:
     with tempfile.TemporaryDirectory() as home:
         try:
             done = subprocess.run(
-                [node.binary, str(directory / "node_modules" / "openclaw" / "openclaw.mjs"), "--version"],
+                [node.binary, str(directory.absolute() / "node_modules" / "openclaw" / "openclaw.mjs"), "--version"],
                 cwd=home,
                 env={"PATH": f"{Path(node.binary).parent}{os.pathsep}{os.defpath}", "HOME": home, "TMPDIR": home},
                 stdin=subprocess.DEVNULL,
