@@ -418,3 +418,14 @@ def test_an_engine_that_cannot_work_is_refused(path: str, options: dict[str, Any
     given = RelayOptions(**{"model": "m", **options})
     with pytest.raises(ConfigError, match=complaint):
         open_engine(f"relay:{path}", ByteRenderer(), EngineOptions(relay=given))
+
+
+async def test_nobody_there() -> None:
+    async with upstream(says("ok")) as fake:
+        engine = relay(fake, retries=1)
+    with pytest.raises(EngineError, match="cannot be reached") as caught:  # its port is closed now
+        await ask(engine)
+    await engine.close()
+    assert (caught.value.status, engine.stats.requests) == (503, 2)
+    with pytest.raises(EngineError, match="closed"):
+        await ask(engine)
