@@ -17,6 +17,10 @@ from typing import Any
 
 from openforgerl.harnesses.node import find_node
 
+INSTALL = (
+    *("install", "--package-lock-only", "--ignore-scripts", "--no-audit", "--no-fund"),
+    "--omit-lockfile-registry-resolved",
+)
 LOCKS = Path(__file__).parents[1] / "src" / "openforgerl" / "harnesses" / "locks"
 
 
@@ -28,8 +32,7 @@ def main(name: str, package: str, version: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "package.json").write_text(json.dumps(manifest))
         subprocess.run(
-            [node.binary, node.npm, "install", "--package-lock-only", "--ignore-scripts", "--no-audit", "--no-fund"]
-            + ["--omit-lockfile-registry-resolved"],
+            [node.binary, node.npm, *INSTALL],
             cwd=scratch,
             env={**os.environ, "PATH": f"{Path(node.binary).parent}{os.pathsep}{os.environ['PATH']}"},
             check=True,

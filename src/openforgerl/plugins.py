@@ -27,6 +27,11 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "harness": {
         "pi": "openforgerl.harnesses.pi:PiHarness",
+        "codex": "openforgerl.harnesses.codex:CodexHarness",
+        "claude-code": "openforgerl.harnesses.claude_code:ClaudeCodeHarness",
+        "opencode": "openforgerl.harnesses.opencode:OpencodeHarness",
+        "qwen-code": "openforgerl.harnesses.qwen_code:QwenCodeHarness",
+        "gemini-cli": "openforgerl.harnesses.gemini_cli:GeminiCliHarness",
         "mini-swe-agent": "openforgerl.harnesses.mini_swe_agent:MiniSweAgentHarness",
         "openclaw": "openforgerl.harnesses.openclaw:OpenclawHarness",
         "openhands": "openforgerl.harnesses.openhands:OpenhandsHarness",

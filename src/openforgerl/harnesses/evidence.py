@@ -37,20 +37,21 @@ def error_code(call: ModelCall) -> str | None:
     return call.error.partition(":")[0].strip() if call.error else None
 
 
-def limit_reached(exit: Exit, calls: Sequence[ModelCall]) -> str | None:
-    """Which limit of ours the harness ran into, by its last call or by the error it printed; None for none.
+def limit_reached(exit: Exit, calls: Sequence[ModelCall], said: str | None = None) -> str | None:
+    """Which limit of ours the harness ran into, by its last call or by the error it reported; None for none.
 
-    Only standard error of a failed exit is searched: what a model says reaches standard output, and saying
-    a limit's name must not end an attempt as limited.
+    `said` is the error as the harness reports it, where it does so in a field of its own; None: in standard error,
+    of which only a failed exit's is searched. What a model says reaches standard output, and saying a limit's name
+    must not end an attempt as limited.
     """
     if calls and calls[-1].status is not CallStatus.COMPLETE:
         code = error_code(calls[-1])
         for word, limit in LIMIT_WORDS:
             if code == word:
                 return limit
-    if exit.code == 0:
+    if exit.code == 0 and said is None:
         return None
-    printed = exit.stderr[-4000:].decode(errors="replace")
+    printed = exit.stderr[-4000:].decode(errors="replace") if said is None else said
     for word, limit in LIMIT_WORDS:
         if word in printed:
             return limit
@@ -70,7 +71,7 @@ def malformed_answer(call: ModelCall) -> str | None:
     return None
 
 
-def ending_before_exit_code(exit: Exit, calls: Sequence[ModelCall]) -> Ending | None:
+def ending_before_exit_code(exit: Exit, calls: Sequence[ModelCall], said: str | None = None) -> Ending | None:
     """What is the same for every harness: time limit, killed from outside, never a call. None: ask the code.
 
     The time limit is nobody's crash: `by_policy` is False and the caller's `on_timeout` decides.
@@ -80,19 +81,22 @@ def ending_before_exit_code(exit: Exit, calls: Sequence[ModelCall]) -> Ending | 
     if exit.signal is not None or exit.code is None:
         why = "by the memory limit" if exit.oom else "from outside"
         return Ending(kind="crashed", by_policy=False, evidence=f"killed {why} with signal {exit.signal}")
-    if limit_reached(exit, calls) == "session closed":
+    limit = limit_reached(exit, calls, said)
+    if limit == "session closed":
         # The session outlives the harness's own time limit, so somebody closed it: never a reward.
         return Ending(kind="crashed", by_policy=False, evidence="the session was closed while the harness ran")
-    if not calls and limit_reached(exit, calls) is None:
-        return Ending(kind="crashed", by_policy=False, evidence=f"exit {exit.code} without a model call: {tail(exit)}")
+    if not calls and limit is None:
+        return Ending(
+            kind="crashed", by_policy=False, evidence=f"exit {exit.code} without a model call: {said or tail(exit)}"
+        )
     return None
 
 
-def crashed_or_caused(exit: Exit, calls: Sequence[ModelCall]) -> Ending:
-    """A non-zero exit: caused by the model if its last delivered answer shows why, else the harness's crash."""
-    limit = limit_reached(exit, calls)
+def crashed_or_caused(exit: Exit, calls: Sequence[ModelCall], said: str | None = None) -> Ending:
+    """A failed run: caused by the model if its last delivered answer shows why, else the harness's crash."""
+    limit = limit_reached(exit, calls, said)
     if limit is not None:
-        return Ending(kind="limit", by_policy=True, evidence=f"{limit}: {tail(exit)}")
+        return Ending(kind="limit", by_policy=True, evidence=f"{limit}: {said or tail(exit)}")
     last = calls[-1] if calls else None
     if last is not None and last.status is CallStatus.COMPLETE:
         if last.finish_reason is FinishReason.LENGTH:
@@ -100,8 +104,33 @@ def crashed_or_caused(exit: Exit, calls: Sequence[ModelCall]) -> Ending:
         malformed = malformed_answer(last)
         if malformed is not None:
             return Ending(kind="crashed", by_policy=True, evidence=f"exit {exit.code} after {malformed}")
-    said = f"last call {last.status}, error {last.error!r}; " if last is not None else ""
-    return Ending(kind="crashed", by_policy=False, evidence=f"exit {exit.code}; {said}{tail(exit)}")
+    seen = f"last call {last.status}, error {last.error!r}; " if last is not None else ""
+    return Ending(kind="crashed", by_policy=False, evidence=f"exit {exit.code}; {seen}{said or tail(exit)}")
+
+
+def ending_of(
+    exit: Exit, calls: Sequence[ModelCall], *, words: str, error: str | None = None, failed: bool = False
+) -> Ending:
+    """The ending of a harness that says on standard output what the model's last word was and what went wrong.
+
+    `words` is the last word, empty for none; `error` the harness's own report of an error, None where it makes none
+    but on standard error; `failed` says that the run failed whatever its exit code.
+    """
+    early = ending_before_exit_code(exit, calls, error)
+    if early is not None:
+        return early
+    if exit.code != 0 or failed:
+        return crashed_or_caused(exit, calls, error)
+    if not complete_calls(calls):
+        return Ending(kind="crashed", by_policy=False, evidence=f"exit 0 without a complete call: {tail(exit)}")
+    if words.strip():
+        return Ending(kind="finished", by_policy=True, evidence="exit 0")
+    limit = limit_reached(exit, calls, error)
+    if limit is not None:
+        return Ending(kind="limit", by_policy=True, evidence=f"{limit}: exit 0, nothing said")
+    if calls[-1].finish_reason is FinishReason.LENGTH:
+        return Ending(kind="limit", by_policy=True, evidence="answer length: exit 0, nothing said")
+    return Ending(kind="gave_up", by_policy=True, evidence="exit 0, nothing said: no last word")
 
 
 def tail(exit: Exit, limit: int = 500) -> str:

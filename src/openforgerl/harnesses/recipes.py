@@ -13,6 +13,9 @@ from openforgerl.harnesses.openclaw_completion import complete_openclaw
 from openforgerl.harnesses.pi_trial import try_pi
 
 LOCKS = Path(__file__).with_name("locks")
+LIGHT_WASM = "--liftoff-only"
+"""V8's optimising compiler takes up to 1.6 GB and several CPU seconds for the shell grammar (tree-sitter-bash in
+WebAssembly) that Qwen Code and Gemini CLI load to look at one command line; its baseline compiler takes none of it."""
 
 
 class Binary(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +44,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the committed `package.json` and `package-lock.json` (written by `scripts/lock_harness.py`)."""
     entry: str = ""
     """Path inside the package of the JavaScript that Node runs; empty where there is a binary."""
+    node_flags: tuple[str, ...] = ()
+    """Node's own arguments, before the entry."""
     binaries: Mapping[str, Binary] = {}
     """Machine (`platform.machine()`) → the program for it, where it is no JavaScript."""
     complete: Callable[[NodeRuntime, Path], None] | None = None
@@ -137,7 +142,9 @@ RECIPES: dict[str, Recipe] = {
             package="@qwen-code/qwen-code",
             package_digest="a244543bee31b05c1ddfa373cf5358c72c39b3a516524c9a7173a1b8dff1b4fc",
             user_agent="QwenCode/0.24.4",
-            entry="cli-entry.js",
+            # Not cli-entry.js: it looks for self-updates and starts this, with --expose-gc, as another process.
+            entry="cli.js",
+            node_flags=("--expose-gc", LIGHT_WASM),
             lock=LOCKS / "qwen-code",
         ),
         Recipe(
@@ -147,6 +154,7 @@ RECIPES: dict[str, Recipe] = {
             package_digest="c8c63a52921ad219f99e6174402a6d4ef37a198bd3bf64af11000b6fe2027add",
             user_agent="GeminiCLI",
             entry="bundle/gemini.js",
+            node_flags=(LIGHT_WASM,),
             lock=LOCKS / "gemini-cli",
         ),
         Recipe(
