@@ -180,7 +180,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
             break
         container, key = found[draw(st.integers(0, len(found) - 1))]
         if draw(st.booleans()):
-            container[key] = draw(anything)
+            container[key] = copy.deepcopy(draw(anything))  # the next change may reach into it
         else:
             del container[key]
     return body
