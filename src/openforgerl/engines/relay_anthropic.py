@@ -57,7 +57,7 @@ class KeptThoughts:
     ever see our own handles. Bounded: the oldest go first.
     """
 
-    MOST = 20_000
+    MOST = 5_000
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[tuple[str, str], tuple[Block, ...]] = OrderedDict()
