@@ -21,7 +21,7 @@ def test_any_class_can_be_named() -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("nosuch", "known: command, pi, react"),
+        ("nosuch", "known: claude-code, codex, command"),
         ("nosuch_module:X", "needs nosuch_module, which is not installed"),
         ("collections:Nosuch", "module collections has no 'Nosuch'"),
     ],

@@ -17,18 +17,38 @@ SAFETY_TOKENS = 4096
 The window we announce is larger by as much, so that pi uses the true one; the proxy enforces the true one."""
 
 
-def models_file(*, base_url: str, key: str, context_length: int, max_output_tokens: int) -> str:
-    """`~/.pi/agent/models.json`. Lengths in tokens."""
+APIS = {
+    "chat": "openai-completions",
+    "responses": "openai-responses",
+    "messages": "anthropic-messages",
+    "gemini": "google-generative-ai",
+}
+"""Dialect → pi's name for it."""
+GEMINI_VERSION = "/v1beta"
+"""pi wants the API's version in a Gemini base URL, and in no other."""
+
+
+def models_file(
+    *,
+    base_url: str,
+    key: str,
+    context_length: int,
+    max_output_tokens: int,
+    dialect: str = "chat",
+    images: bool = False,
+) -> str:
+    """`~/.pi/agent/models.json`. Lengths in tokens; `base_url` as the dialect's own clients take it."""
     model: dict[str, JsonValue] = {
         "id": MODEL,
         "name": MODEL,
         "reasoning": False,
-        "input": ["text"],
+        "input": ["text", "image"] if images else ["text"],
         "contextWindow": context_length + SAFETY_TOKENS,
         "maxTokens": max_output_tokens,
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
     }
-    provider = {"baseUrl": base_url, "api": "openai-completions", "apiKey": key, "models": [model]}
+    url = base_url + GEMINI_VERSION if dialect == "gemini" else base_url
+    provider: dict[str, JsonValue] = {"baseUrl": url, "api": APIS[dialect], "apiKey": key, "models": [model]}
     return _text({"providers": {PROVIDER: provider}})
 
 
