@@ -282,7 +282,7 @@ WILD = st.recursive(
 
 
 def mostly(good: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.integers(0, 11).flatmap(lambda roll: WILD if roll == 0 else good)
+    return st.integers(0, 29).flatmap(lambda roll: WILD if roll == 0 else good)
 
 
 def record(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
