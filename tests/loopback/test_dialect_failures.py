@@ -15,6 +15,7 @@ from openforgerl.types import CallStatus, Limits, ThreadRole
 from .house import GatedEngine, Reply, ask, house, scripted
 from .speakers import PIXEL, SPEAKERS, Speaker, Talker
 
+GEMINI = SPEAKERS[3]
 EVERY = pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda speaker: speaker.name)
 BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
@@ -281,6 +282,16 @@ async def test_probes_need_no_key_and_tell_nothing(tmp_path: Path, renderer: Cha
         assert answers == {(200, b""), (200, b'{"status":"ok"}')}
         async with home.http.get(base + "/") as response:
             assert response.status == 405
+
+
+async def test_a_gemini_stream_that_is_not_sse(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "a", "times": 0})) as home:
+        talker = await Talker.open(home, GEMINI)
+        body = GEMINI.body(GEMINI.user("Hi."), stream=True, tools=False)
+        for query in ("", "?alt=json", "?alt="):
+            reply = await talker.post(f"/v1beta/models/m:streamGenerateContent{query}", body)
+            check(GEMINI, reply, 400, "unsupported_field")
+            assert "alt=sse" in reply.body["error"]["message"]
 
 
 async def test_every_dialect_of_one_session(tmp_path: Path, renderer: ChatRenderer) -> None:

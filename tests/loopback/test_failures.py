@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,18 @@ from openforgerl.errors import StoreError, TemplateError
 from openforgerl.proxy import ProxyOptions, ProxyServer
 from openforgerl.rendering import ChatRenderer
 from openforgerl.store import CallStore, Database
-from openforgerl.types import CallStatus, Chunk, FinishReason, Limits, ModelCall, OpenedSession, Prompt, Sampling
+from openforgerl.types import (
+    CallStatus,
+    Chunk,
+    Conversation,
+    FinishReason,
+    Limits,
+    ModelCall,
+    OpenedSession,
+    Prompt,
+    Sampling,
+    ThreadRole,
+)
 
 from .house import TOOLS, Client, GatedEngine, ask, eventually, house, scripted
 
@@ -111,6 +123,59 @@ class RefusingRenderer:
 
     def render(self, *given: Any, **fields: Any) -> Prompt:
         raise TemplateError("Only one system message, please.")
+
+
+class StuckRenderer:
+    """A renderer that does not come to an end with a long conversation until it is let go."""
+
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self._renderer = renderer
+        self.rendering = threading.Event()
+        self.let_go = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._renderer, name)
+
+    def render(self, conversation: Conversation, **fields: Any) -> Prompt:
+        if len(conversation.messages[0].text) > 20_000:
+            self.rendering.set()
+            assert self.let_go.wait(20)
+        return self._renderer.render(conversation, **fields)
+
+
+async def test_a_long_prompt_holds_up_no_other_session(tmp_path: Path, renderer: ChatRenderer) -> None:
+    stuck = StuckRenderer(renderer)
+    async with house(tmp_path, stuck, scripted(renderer, {"text": "a", "times": 0})) as home:
+        client, other = await home.client(), await home.client("s2")
+        asked = [asyncio.create_task(client.post(ask("word " * 5000, tools=TOOLS)))]
+        await eventually(stuck.rendering.is_set)
+        assert (await other.message(ask("short")))["content"] == "a"
+        # Its own session keeps its order: the next call waits to be told apart from the first.
+        asked.append(asyncio.create_task(client.post(ask("short", tools=TOOLS))))
+        await eventually(lambda: home.proxy.sessions.get("s1").in_flight == 2)
+        assert await home.calls() == []
+        stuck.let_go.set()
+        assert [reply.status for reply in await asyncio.gather(*asked)] == [200, 200]
+        first, second = await home.calls()
+    assert (first.index, first.role, second.index) == (0, ThreadRole.MAIN, 1)
+    assert len(first.prompt.ids) > len(second.prompt.ids)
+    assert second.thread != first.thread
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_made_leaves_no_trace(
+    tmp_path: Path, renderer: ChatRenderer
+) -> None:
+    stuck = StuckRenderer(renderer)
+    async with house(tmp_path, stuck, scripted(renderer, {"text": "a", "times": 0})) as home:
+        client = await home.client(limits=Limits(concurrent=1))
+        asked = asyncio.create_task(client.post(ask("word " * 5000)))
+        await eventually(stuck.rendering.is_set)
+        asked.cancel()
+        await eventually(lambda: home.proxy.sessions.get("s1").in_flight == 0)
+        assert (await client.message(ask("short")))["content"] == "a"
+        stuck.let_go.set()
+        (call,) = await home.calls()
+    assert call.role is ThreadRole.MAIN
 
 
 class OddEngine(GatedEngine):

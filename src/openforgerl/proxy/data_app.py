@@ -182,6 +182,10 @@ _ACTIONS: Mapping[Action, Callable[[Route, web.Request], Awaitable[web.StreamRes
 
 
 def _address(route: Route, request: web.Request) -> Address:
+    if route.stream and request.query.get("alt") != "sse":
+        # What this path sends otherwise is one JSON array, piece by piece; a client that reads that cannot read events.
+        message = "alt: a stream is sent as server-sent events only; ask for it with `?alt=sse`"
+        raise WireError(400, "unsupported_field", message, param="alt")
     return Address(model=request.match_info.get("model", ""), stream=route.stream)
 
 
