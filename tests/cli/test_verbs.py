@@ -113,7 +113,7 @@ def test_readme_names_only_verbs_and_flags_that_exist() -> None:
         (["run", TASK, "--engine", "scripted:x"], "--tokenizer DIR"),
         (["eval", TASK, "--attempts", "0"], "--attempts"),
         (["train", "grpo", TASK], "--model DIR"),
-        (["train", "sft"], "RUNS"),
+        (["train", "sft"], "--model"),
         (["train", "sft", ".", "--model", ".", "--out", "x"], "has no run.sqlite"),
         (["show", "."], "has no run.sqlite"),
         (["show", "/nonexistent"], "'/nonexistent' does not exist"),

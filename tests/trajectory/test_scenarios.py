@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from openforgerl.rendering import load_renderer
 from openforgerl.rendering.renderer import ChatRenderer
 from openforgerl.testing.tiny_model import write_tiny_model
+from openforgerl.trajectory import audit_attempt, build, find_breaks
 from openforgerl.types import SampleSet, ThreadRole, Totals
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -64,6 +66,18 @@ ROWS = {
 rewritten."""
 
 
+BREAKS = {
+    "thinking stripped": {"thought_stripped_by_template": TURNS - 1},
+    "compaction": {"compacted": 1},
+    "compactions interleaved": {"compacted": 2},
+    "tool list changes": {"tools_changed": 1},
+    "screenshot window": {"observation_edited": TURNS - 1 - 3},
+    "NFC and NFD": {"unicode_normalised": 1},
+    "reasoning dropped": {"reasoning_dropped": TURNS - 1},
+    "changing header": {"system_prompt_changed": TURNS - 1},
+}
+"""What broke prefixes, where anything did: every row beyond one per conversation has its cause."""
+
 Run = Callable[[str], tuple[list[Any], Any]]
 """Name of a scenario → its calls and what the benchmark counts."""
 
@@ -98,6 +112,22 @@ def test_every_kept_token_trains_once_in_few_rows(run: Run, name: str) -> None:
     assert len(found.samples.samples) == ROWS[name]
     assert found.tree_tokens <= 1.05 * found.unique_tokens
     assert not any(call.role is ThreadRole.UNATTRIBUTED for call in calls)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_further_row_has_its_cause_named(run: Run, name: str) -> None:
+    calls, _ = run(name)
+    assert Counter(found.cause for found in find_breaks(build("a", calls))) == BREAKS.get(name, {})
+
+
+def test_an_audit_of_every_scenario_finds_nothing_wrong(run: Run) -> None:
+    for name in ROWS:
+        calls, found = run(name)
+        audited = audit_attempt(build("a", calls), found.samples)
+        assert audited.findings == (), name
+        assert sum(call.sampled for call in audited.calls) == found.samples.totals.sampled
+        assert sum(call.trained for call in audited.calls) == found.samples.totals.trained
+        assert sum(call.in_no_row for call in audited.calls) == sum(found.samples.totals.dropped.values())
 
 
 def test_what_is_lost_is_what_the_harness_threw_away(run: Run) -> None:

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from openforgerl import plugins
-from openforgerl.errors import ConfigError, InputError
+from openforgerl.errors import ConfigError
 from openforgerl.formats import Selection
 from openforgerl.orchestrator.assembly import read_run
 from openforgerl.store import RunStore
@@ -88,8 +88,6 @@ async def _audit(folder: Path, model: Path | None, purpose: str | None, limits: 
             if record.rollout.purpose == TRAINED or model is not None:
                 scored += record.samples.samples
                 temperatures |= {call.call_id: call.sampling_applied.temperature or 1.0 for call in record.calls}
-        if purpose is not None and not audits and not selection.left_out:
-            raise InputError(f"{folder} has no rollouts of purpose {purpose!r}; `openforgerl show {folder}` lists them")
     finally:
         await database.close()
     rescored, differing = _rescored(scored, temperatures, weights, limits, asked=model is not None)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from openforgerl.errors import InputError
 from openforgerl.formats import Decode, Report, Selection, format_names, open_writer
 from openforgerl.orchestrator.assembly import TOKENIZER, read_run
 from openforgerl.rendering import load_renderer
@@ -49,9 +48,6 @@ async def _export(
     database = read_run(folder)
     try:
         store = RunStore(database)
-        known = dict.fromkeys(rollout.purpose for rollout in await store.rollouts())
-        if purpose is not None and purpose not in known:
-            raise InputError(f"{folder} has no rollouts of purpose {purpose!r}; it has {', '.join(known) or 'none'}")
         selection = Selection(store, purpose=purpose, only_passed=only_passed)
         with open_writer(name, out, decode) as writer:
             async for record in selection.records():

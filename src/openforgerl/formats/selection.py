@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator
 
+from openforgerl.errors import InputError
 from openforgerl.formats.records import AttemptRecord
 from openforgerl.store import RunStore
 from openforgerl.types import Attempt, Failure, Rollout, Verdict
@@ -21,17 +22,28 @@ class Selection:
         """Why attempts are not among the records → how many."""
 
     async def records(self) -> AsyncGenerator[AttemptRecord]:
-        """The selected attempts in order of planning. Failures have no reward and are never among them."""
-        last: dict[str, Attempt] = {}
+        """The selected attempts in order of planning. Failures have no reward and are never among them.
+
+        Raises InputError when the run has no rollouts of the chosen purpose.
+        """
+        rollouts = await self._store.rollouts()
+        purposes = dict.fromkeys(rollout.purpose for rollout in rollouts)
+        if self._purpose is not None and self._purpose not in purposes:
+            known = ", ".join(purposes) or "none"
+            raise InputError(f"the run has no rollouts of purpose {self._purpose!r}; it has {known}")
+        attempts: dict[str, list[Attempt]] = {}
         for attempt in await self._store.attempts():
-            if attempt.rollout_id in last:
-                self.left_out["failed and tried again"] += 1
-            last[attempt.rollout_id] = attempt
-        for rollout in await self._store.rollouts(self._purpose):
-            attempt = last.get(rollout.rollout_id)
-            if attempt is None:
+            attempts.setdefault(attempt.rollout_id, []).append(attempt)
+        for rollout in rollouts:
+            if self._purpose is not None and rollout.purpose != self._purpose:
+                continue
+            begun = attempts.get(rollout.rollout_id, [])
+            if not begun:
                 self.left_out["planned, never begun"] += 1
                 continue
+            attempt = begun[-1]
+            if len(begun) > 1:
+                self.left_out["failed and tried again"] += len(begun) - 1
             record = await self._record(rollout, attempt)
             if record is not None:
                 yield record
