@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openforgerl.conversation import same_message
@@ -59,6 +59,9 @@ def asked(*contents: Json, **fields: Any) -> bytes:
     return json.dumps({"contents": list(contents), **fields}).encode()
 
 
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
@@ -93,6 +96,7 @@ MESSAGES = st.builds(lambda thought, text, calls: said(thought, text, *calls), s
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.__name__)
+@CALM
 @given(message=MESSAGES, size=st.integers(1, 9), shown=st.booleans())
 def test_an_echo_is_what_was_sent(client: Client, message: Message, size: int, shown: bool) -> None:
     if not message.text and not message.tool_calls:
@@ -113,6 +117,7 @@ def test_an_echo_is_what_was_sent(client: Client, message: Message, size: int, s
     assert again.warnings == ()
 
 
+@CALM
 @given(message=MESSAGES, size=st.integers(1, 9), shown=st.booleans())
 def test_a_stream_says_what_the_whole_answer_says(message: Message, size: int, shown: bool) -> None:
     asking = GEMINI.parse(asked(ASK, **(SHOWN if shown else {})))
@@ -353,7 +358,7 @@ def survives(body: bytes, strict: bool) -> None:
     msgspec.json.encode(GEMINI.whole(head(), parsed, answer(ODD)))
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(CALM, max_examples=2000)
 @given(body=BODIES, strict=st.booleans())
 def test_no_request_breaks_the_parser(body: bytes, strict: bool) -> None:
     survives(body, strict)
@@ -361,7 +366,7 @@ def test_no_request_breaks_the_parser(body: bytes, strict: bool) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.timeout(3600)
-@settings(max_examples=100_000, deadline=None)
+@settings(CALM, max_examples=100_000)
 @given(body=BODIES, strict=st.booleans())
 def test_no_request_of_very_many_breaks_the_parser(body: bytes, strict: bool) -> None:
     survives(body, strict)
