@@ -38,6 +38,8 @@ PREFIXES = {
 
 RESPONSE_PREFIX = "resp_"
 _ID = re.compile(rf"({'|'.join(PREFIXES.values())})_([0-9A-Za-z]+)(?:_([0-9]+))?")
+_OURS = re.compile(r"call[0-9a-f]{24}")
+"""The ids of calls that our own parsers make."""
 
 
 class ShellAction(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -91,7 +93,7 @@ def call_item(call: ToolCall, tool: WireTool, head: Head, index: int, status: st
         "type": kind.value,
         "id": item_id(kind, head, index),
         "status": status,
-        "call_id": call.id,
+        "call_id": _call_id(call),
     }
     if kind in (Kind.FUNCTION, Kind.CUSTOM):
         item["name"] = tool.name
@@ -100,6 +102,14 @@ def call_item(call: ToolCall, tool: WireTool, head: Head, index: int, status: st
     if kind is Kind.TOOL_SEARCH:
         item["execution"] = "client"
     return item | carried
+
+
+def _call_id(call: ToolCall) -> str:
+    """An id of ours in OpenAI's own shape, `call_...`: OpenClaw writes any other anew when it echoes the call.
+
+    Ids are compared without such characters (`conversation.plain_call_id`), so the echo is still the same call's.
+    """
+    return f"call_{call.id.removeprefix('call')}" if _OURS.fullmatch(call.id) else call.id
 
 
 def _carried(arguments: str, tool: WireTool) -> tuple[Kind, dict[str, JsonValue]]:
