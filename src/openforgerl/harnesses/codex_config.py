@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from openforgerl.harnesses.events import events_of, text_at
 from openforgerl.harnesses.options import CodexOptions
+from openforgerl.harnesses.toml_text import toml_text
 from openforgerl.types import HarnessContext, JsonValue
 
 PROVIDER = "openforgerl"
@@ -44,7 +43,7 @@ def config_file(options: CodexOptions, context: HarnessContext, base_url: str) -
         )
         | options.features,
     }
-    return "".join(f"{line}\n" for line in _lines(config, ()))
+    return toml_text(config)
 
 
 def last_word_and_error(stdout: bytes) -> tuple[str, str | None]:
@@ -57,23 +56,3 @@ def last_word_and_error(stdout: bytes) -> tuple[str, str | None]:
         elif kind == "turn.failed":
             error = text_at(event, "error", "message")
     return words, error
-
-
-def _lines(table: dict[str, JsonValue], path: tuple[str, ...]) -> list[str]:
-    """A table's own values, then its tables: the order that TOML asks for."""
-    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    lines = [f"[{'.'.join(_key(part) for part in path)}]"] if path and plain else []
-    lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
-    for key, value in table.items():
-        if isinstance(value, dict):
-            lines += _lines(value, (*path, key))
-    return lines
-
-
-def _key(key: str) -> str:
-    return key if key and key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _value(key)
-
-
-def _value(value: JsonValue) -> str:
-    """JSON's true, false, integers and strings are TOML's, but for DEL, which TOML wants escaped."""
-    return json.dumps(value).replace("\x7f", "\\u007f")

@@ -12,9 +12,14 @@ LIMIT_WORDS: tuple[tuple[str, str], ...] = (
     ("maximum context length", "context"),
     ("session_limit", "session budget"),
     ("session_closed", "session closed"),
+    ("this session's limit of", "session budget"),
+    ("this session is sealed", "session closed"),
+    ("seconds are over", "session closed"),
 )
-"""Stable words of our own error answers → which limit they mean. The only place where a harness's output is
-searched: harnesses print the provider's error, and a refused call need not be recorded."""
+"""Stable words of our own error answers (code, else message: several dialects carry no code, and Codex and Claude Code
+report the message alone) → which limit they mean. The only place where a harness's output is searched: harnesses print
+the provider's error, and a refused call need not be recorded. `tests/harnesses/test_evidence.py` holds the words to
+the proxy's own."""
 
 
 def observed_user_agents(calls: Sequence[ModelCall]) -> tuple[str, ...]:
@@ -69,6 +74,13 @@ def malformed_answer(call: ModelCall) -> str | None:
         if not tool_call.freeform and not isinstance(parse_arguments(tool_call.arguments), dict):
             return f"call {call.call_id} has arguments that are no JSON object for tool {tool_call.name!r}"
     return None
+
+
+def empty_answer(call: ModelCall) -> bool:
+    """Whether an answer was delivered that has neither a word nor a call."""
+    if call.status is not CallStatus.COMPLETE or call.answer is None:
+        return False
+    return not call.answer.tool_calls and not call.answer.text.strip()
 
 
 def ending_before_exit_code(exit: Exit, calls: Sequence[ModelCall], said: str | None = None) -> Ending | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from openforgerl.errors import ConfigError
 from openforgerl.harnesses.events import last_object, text_at
-from openforgerl.harnesses.evidence import complete_calls, ending_of
+from openforgerl.harnesses.evidence import empty_answer, ending_of
 from openforgerl.harnesses.openclaw_config import CLIENT, GATEWAY_PORT, PROVIDER, SETTLE, SPAWN, config_file, spawns
 from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.harnesses.package import PATH, InstalledPackage, base_url
@@ -80,20 +80,13 @@ class OpenclawHarness:
         """It prints an object with the last word, or with an error and exit 1; an empty answer is an error to it."""
         result = last_object(exit.stdout) or {}
         error = text_at(result, "error", "message") or text_at(result, "error") or None
-        answered = complete_calls(calls)
-        if exit.code == 1 and answered and answered[-1] is calls[-1] and _empty(answered[-1]):
+        if exit.code == 1 and calls and empty_answer(calls[-1]):
             return Ending(kind="gave_up", by_policy=True, evidence=f"exit 1 after an empty answer: {error}")
         return ending_of(exit, calls, words=_last_word(result), error=error, failed=result.get("ok") is False)
 
     def report(self) -> Mapping[str, JsonValue]:
         """Version and digests, checked against the pinned ones."""
         return self._package.report()
-
-
-def _empty(call: ModelCall) -> bool:
-    """Whether an answer has neither a word nor a call."""
-    answer = call.answer
-    return answer is not None and not answer.tool_calls and not answer.text.strip()
 
 
 def _last_word(result: dict[str, JsonValue]) -> str:
