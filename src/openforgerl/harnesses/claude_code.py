@@ -8,6 +8,7 @@ from openforgerl.harnesses.events import last_object, text_at
 from openforgerl.harnesses.evidence import ending_of
 from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.harnesses.package import PATH, InstalledPackage, base_url
+from openforgerl.harnesses.skills import skill_files
 from openforgerl.types import Ending, Exit, HarnessContext, JsonValue, Layer, ModelCall, Plan
 
 IDLE_MS = 1_800_000
@@ -23,6 +24,7 @@ class ClaudeCodeHarness:
     def __init__(self, options: HarnessOptions | None = None, *, machine: str | None = None) -> None:
         chosen = options or HarnessOptions()
         self._options = chosen.claude_code
+        self._tools = chosen.task_tools
         self._package = InstalledPackage(self.name, chosen, machine=machine)
 
     def layers(self) -> Sequence[Layer]:
@@ -56,7 +58,8 @@ class ClaudeCodeHarness:
         }
         if not options.experimental_betas:
             env["CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS"] = "1"
-        return Plan(argv=tuple(argv), env=env, stdin=context.task.instruction)
+        files = skill_files(self._tools, self.name, context.home)
+        return Plan(argv=tuple(argv), files=files, env=env, stdin=context.task.instruction)
 
     def ending(self, exit: Exit, calls: Sequence[ModelCall]) -> Ending:
         """Its last line is a result with the last word, or with `is_error` and the error in its place."""

@@ -8,6 +8,7 @@ from openforgerl.harnesses.codex_config import KEY_VARIABLE, config_file, last_w
 from openforgerl.harnesses.evidence import ending_of
 from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.harnesses.package import ARGUMENT_LIMIT, PATH, InstalledPackage, base_url
+from openforgerl.harnesses.skills import skill_files
 from openforgerl.types import Ending, Exit, HarnessContext, JsonValue, Layer, ModelCall, Plan
 
 
@@ -20,6 +21,7 @@ class CodexHarness:
     def __init__(self, options: HarnessOptions | None = None, *, machine: str | None = None) -> None:
         chosen = options or HarnessOptions()
         self._options = chosen.codex
+        self._tools = chosen.task_tools
         self._package = InstalledPackage(self.name, chosen, machine=machine)
 
     def layers(self) -> Sequence[Layer]:
@@ -40,7 +42,10 @@ class CodexHarness:
                 *self._options.extra_arguments,
                 *(("-",) if by_stdin else ("--", instruction)),
             ),
-            files={f"{home}/config.toml": config_file(self._options, context, url)},
+            files={
+                f"{home}/config.toml": config_file(self._options, context, url),
+                **skill_files(self._tools, self.name, context.home),
+            },
             env={
                 "PATH": f"{program.removesuffix('/bin/codex')}/codex-path:{PATH}",  # its own ripgrep
                 "HOME": context.home,

@@ -10,6 +10,7 @@ from openforgerl.harnesses.evidence import empty_answer, ending_of
 from openforgerl.harnesses.openclaw_config import CLIENT, GATEWAY_PORT, PROVIDER, SETTLE, SPAWN, config_file, spawns
 from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.harnesses.package import PATH, InstalledPackage, base_url
+from openforgerl.harnesses.skills import skill_files
 from openforgerl.types import Ending, Exit, HarnessContext, JsonValue, Layer, ModelCall, Plan
 
 SESSION = "task"
@@ -25,6 +26,7 @@ class OpenclawHarness:
         chosen = options or HarnessOptions()
         self._options = chosen.openclaw
         self._images = chosen.images
+        self._tools = chosen.task_tools
         self._package = InstalledPackage(self.name, chosen)
         if SPAWN in self._options.tools and self._options.mode == "embedded":
             raise ConfigError(
@@ -59,6 +61,7 @@ class OpenclawHarness:
         files = {
             config: config_file(url=url, options=options, context=context, images=self._images),
             task: context.task.instruction,
+            **skill_files(self._tools, self.name, context.home),
         }
         if options.mode == "embedded":
             model = ("--model", f"{PROVIDER}/{context.model}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from openforgerl.harnesses.openclaw_options import OpenclawOptions
+from openforgerl.harnesses.skills import FOLDERS
 from openforgerl.types import HarnessContext, JsonValue
 
 PROVIDER = "openforgerl"
@@ -33,9 +34,7 @@ done
 """Bash: wait for the gateway, run the client, leave the gateway time to settle."""
 
 
-def config_file(
-    *, url: str, options: OpenclawOptions, context: HarnessContext, images: bool
-) -> str:
+def config_file(*, url: str, options: OpenclawOptions, context: HarnessContext, images: bool) -> str:
     """`openclaw.json`. `url` is the proxy's base URL of the dialect; `images` whether the model can see."""
     model: dict[str, JsonValue] = {
         "id": context.model,
@@ -70,6 +69,8 @@ def config_file(
         "update": {"checkOnStart": False},
         "cron": {"enabled": False},
     }
+    # Named, since the state directory, where it would look by itself, is another one in `agent exec`.
+    config["skills"] = {"load": {"extraDirs": [f"{context.home}/{FOLDERS['openclaw']}"]}}
     if options.tools:
         config["tools"] = {"toolSearch": False, "allow": list(options.tools)}
     if not options.plugins:

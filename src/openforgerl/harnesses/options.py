@@ -9,6 +9,7 @@ import msgspec
 from openforgerl.harnesses.mini_swe_agent_options import MiniSweAgentOptions
 from openforgerl.harnesses.openclaw_options import OpenclawOptions
 from openforgerl.harnesses.openhands_options import OpenhandsOptions
+from openforgerl.harnesses.skills import TaskTool, check_tools
 from openforgerl.harnesses.zeroclaw_options import ZeroclawOptions
 
 
@@ -132,6 +133,8 @@ class HarnessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Where harnesses are installed; null = $OPENFORGERL_CACHE, else ~/.cache/openforgerl."""
     images: bool = False
     """The model can look at images: harnesses that ask are told so."""
+    task_tools: tuple[TaskTool, ...] = ()
+    """The task's own tools, as a skill with a command-line program: for `codex`, `claude-code` and `openclaw`."""
     pi: PiOptions = PiOptions()
     codex: CodexOptions = CodexOptions()
     claude_code: ClaudeCodeOptions = ClaudeCodeOptions()
@@ -144,3 +147,6 @@ class HarnessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     openhands: OpenhandsOptions = OpenhandsOptions()
     react: ReactOptions = ReactOptions()
     command: CommandOptions = CommandOptions()
+
+    def __post_init__(self) -> None:
+        check_tools(self.task_tools, self.name)
