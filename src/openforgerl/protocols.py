@@ -163,12 +163,13 @@ class Renderer(Protocol):
         restored: Mapping[int, ModelCall],
         clock: float,
         kwargs: Mapping[str, JsonValue],
+        images: Mapping[str, bytes] | None = None,
     ) -> Prompt:
         """The prompt for the next assistant turn.
 
         `restored` maps the index of an assistant message to the call whose answer it canonically equals
-        (condition 1 of the restoring rule, checked by the caller); condition 2 is checked here. Raises
-        `TemplateError`.
+        (condition 1 of the restoring rule, checked by the caller); condition 2 is checked here. `images`: the bytes
+        of every image that the conversation names by sha256. Raises `TemplateError`.
         """
         ...
 

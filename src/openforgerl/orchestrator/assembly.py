@@ -42,6 +42,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
     "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 
 

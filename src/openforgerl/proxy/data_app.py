@@ -20,7 +20,7 @@ from openforgerl.proxy.credentials import given_key, recorded_headers
 from openforgerl.proxy.exchange import Arrival, Exchange, Gateway
 from openforgerl.proxy.failures import ClientLeft, unrenderable
 from openforgerl.proxy.options import ProxyOptions
-from openforgerl.proxy.prompting import check_length, render_prompt
+from openforgerl.proxy.prompting import check_length, images_of, render_prompt
 from openforgerl.proxy.routes import ROUTES, Action, Route, dialect_of
 from openforgerl.proxy.sessions import Ended, LiveSession
 from openforgerl.types import JsonValue
@@ -142,9 +142,12 @@ async def count(route: Route, request: web.Request) -> web.StreamResponse:
     body = await read_body(request, gateway.options)
     parsed = dialect.parse(body, strict=gateway.options.strict_fields, address=_address(route, request), memory=session)
     check_length(parsed.conversation, gateway.engine)
+    images = await images_of(parsed, gateway.store)
     async with session.counting:
         try:
-            prompt = await render_prompt(gateway.renderer, session.record, parsed.conversation, restored={})
+            prompt = await render_prompt(
+                gateway.renderer, session.record, parsed.conversation, restored={}, images=images
+            )
         except TemplateError as error:
             raise unrenderable(error) from error
     return _json(200, dialect.counted(len(prompt.ids)))

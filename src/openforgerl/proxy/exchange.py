@@ -25,7 +25,7 @@ from openforgerl.errors import (
 from openforgerl.protocols import AnswerParser, ConversationEngine, Engine, Renderer
 from openforgerl.proxy.failures import ClientLeft, Stopped, classified
 from openforgerl.proxy.options import ProxyOptions
-from openforgerl.proxy.prompting import check_length, render_prompt
+from openforgerl.proxy.prompting import check_length, images_of, render_prompt
 from openforgerl.proxy.sampled import SampledTokens
 from openforgerl.proxy.sessions import CallLog, Ended, LiveSession, SessionRegistry
 from openforgerl.proxy.spoken import RELAYED, SpokenAnswer, render_or_note
@@ -120,6 +120,7 @@ class Exchange:
         self._sampled = SampledTokens()
         self._spoken = SpokenAnswer.of(gateway.engine, gateway.renderer, session.record)
         self._prompt_tokens = 0
+        self._images: Mapping[str, bytes] = {}
         self._sending = asyncio.Lock()
         self._opened = False
         self._last_sent = time.monotonic()
@@ -159,6 +160,8 @@ class Exchange:
             try:
                 call, prompt_left = await self._until_stopped(self._prepare())
                 try:
+                    if self._arrival.request.images:
+                        await self._gateway.store.put_images(self._arrival.request.images)
                     await self._gateway.store.begin(call)
                 except BaseException:
                     session.forget(call.call_id)
@@ -189,6 +192,7 @@ class Exchange:
         session.check_tokens()
         request, record = self._arrival.request, session.record
         check_length(request.conversation, engine)
+        self._images = await images_of(request, self._gateway.store)
         index = session.take_index()
         found = attribute(
             session.known,
@@ -203,6 +207,7 @@ class Exchange:
             record,
             conversation,
             restored=found.restored,
+            images=self._images,
             forced=request.forced if self._spoken is None else None,
         )
         prompt = await (rendering if self._spoken is None else render_or_note(rendering, self._spoken))
@@ -266,7 +271,7 @@ class Exchange:
         request, spoken = self._arrival.request, self._spoken
         question = Question(
             conversation=call.conversation,
-            images=request.images,
+            images=self._images,
             forced=request.forced,
             model=request.model,
             prompt_tokens=self._prompt_tokens,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
+from openforgerl.errors import TemplateError
+from openforgerl.rendering.images import MeasuredImage
 from openforgerl.rendering.tokenizer import AddedToken, Piece, Stretch, TokenCodec
 from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Traced, expand, runs_of
 
@@ -27,12 +29,14 @@ class Layout:
         self.text = str.__str__(traced)
         self.origins = expand(traced)
         """One origin per character (see `traced`)."""
-        proven = _stretches(traced, (TEMPLATE,))
+        proven = stretches_of(traced, (TEMPLATE,))
         self.pieces: list[Piece] = codec.split(self.text, proven)
         if UNKNOWN in self.origins:
-            possible = codec.split(self.text, _stretches(traced, (TEMPLATE, UNKNOWN)))
+            possible = codec.split(self.text, stretches_of(traced, (TEMPLATE, UNKNOWN)))
             if possible != self.pieces and not _could_spell(codec.added.values(), data()):
                 self.pieces = possible
+        self.images: dict[int, MeasuredImage] = {}
+        """Piece → the image whose placeholder it is."""
         self._tokens = [i for i, piece in enumerate(self.pieces) if piece.token is not None]
         self._starts = [self.pieces[i].start for i in self._tokens]
         self._first: dict[int, int] = {}
@@ -40,6 +44,13 @@ class Layout:
         for length, origin in runs_of(traced):
             self._first.setdefault(origin, at)
             at += length
+
+    def place(self, token_id: int, images: Sequence[MeasuredImage]) -> None:
+        """Say which image each structural placeholder stands for, in order. TemplateError when their numbers differ."""
+        pieces = [i for i in self._tokens if (token := self.pieces[i].token) is not None and token.id == token_id]
+        if len(pieces) != len(images):
+            raise TemplateError(f"the chat template wrote {len(pieces)} places for {len(images)} images")
+        self.images = dict(zip(pieces, images, strict=True))
 
     def turn(self, message: int, header: str, stop_ids: Collection[int]) -> Turn | None:
         """The turn of assistant message `message`, or None if it cannot be located with certainty.
@@ -93,7 +104,7 @@ class Layout:
         return None
 
 
-def _stretches(traced: Traced, origins: Collection[int]) -> list[Stretch]:
+def stretches_of(traced: Traced, origins: Collection[int]) -> list[Stretch]:
     """The stretches of characters that only `origins` wrote."""
     found: list[Stretch] = []
     at = 0

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from openforgerl.errors import InputError
+from openforgerl.rendering.images import PLACEHOLDER, NoImages, Placeholders, rules_in
 from openforgerl.rendering.renderer import ChatRenderer
 from openforgerl.rendering.tokenizer import AddedToken, TokenCodec
 from openforgerl.types import JsonValue
@@ -17,7 +18,8 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 
 def load_renderer(directory: Path) -> ChatRenderer:
-    """Read tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and config.json.
+    """Read tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and config.json; of a
+    vision model also preprocessor_config.json (or processor_config.json, which transformers 5 writes instead).
 
     `chat_template.jinja` wins over the configuration's `chat_template`. An answer ends at the tokenizer's
     `eos_token` and at `eos_token_id` of generation_config.json (of config.json where that names none). Raises
@@ -36,8 +38,38 @@ def load_renderer(directory: Path) -> ChatRenderer:
     added = [msgspec.to_builtins(token) for token in codec.added.values()]
     digest = hashlib.sha256(text.encode() + msgspec.json.encode(added)).hexdigest()
     return ChatRenderer(
-        codec, _templates(directory, config), special_tokens=special, stop_ids=stop_ids, tokenizer_digest=digest
+        codec,
+        _templates(directory, config),
+        special_tokens=special,
+        stop_ids=stop_ids,
+        tokenizer_digest=digest,
+        images=_images(directory, codec),
     )
+
+
+def _images(directory: Path, codec: TokenCodec) -> Placeholders | NoImages:
+    """What this model's prompts hold for images; who refuses them where it takes none, or none that we know of."""
+    name = directory.resolve().name
+    path = directory / "preprocessor_config.json"
+    config = _json(path)
+    if config is None:
+        path = directory / "processor_config.json"
+        inner = (_json(path) or {}).get("image_processor")
+        config = inner if isinstance(inner, dict) else None
+    if config is None:
+        return NoImages(name)
+    rules = rules_in(config, path)
+    if isinstance(rules, str):
+        return NoImages(name, rules)
+    token_id = (_json(directory / "config.json") or {}).get("image_token_id")
+    if token_id is None:
+        token_id = codec.id_of(PLACEHOLDER)
+    if not isinstance(token_id, int) or token_id not in codec.added:
+        raise InputError(
+            f"{path} is a vision model's, but its placeholder for images is no added token of tokenizer.json; set "
+            f"image_token_id in config.json, or add {PLACEHOLDER}"
+        )
+    return Placeholders(rules, token_id)
 
 
 def _json(path: Path) -> dict[str, JsonValue] | None:

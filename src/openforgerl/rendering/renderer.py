@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,12 +11,13 @@ import msgspec
 from openforgerl.conversation import digest_json, parse_arguments
 from openforgerl.errors import TemplateError
 from openforgerl.rendering.hermes import END_THINK, THINK, AnswerGrammar, Style, forced_opening
-from openforgerl.rendering.layout import Layout
+from openforgerl.rendering.images import NoImages, Placeholders
+from openforgerl.rendering.layout import Layout, stretches_of
 from openforgerl.rendering.parsing import IdParser, opens_thought, style_of
 from openforgerl.rendering.restoring import PromptIds, Restorer
 from openforgerl.rendering.template import ChatTemplate, strings_in, traced_json
 from openforgerl.rendering.tokenizer import TokenCodec
-from openforgerl.rendering.traced import OUTSIDE, TEMPLATE, Traced, uniform
+from openforgerl.rendering.traced import OUTSIDE, TEMPLATE, UNKNOWN, Traced, uniform
 from openforgerl.types import (
     Conversation,
     ForcedCall,
@@ -25,7 +26,10 @@ from openforgerl.types import (
     Message,
     ModelCall,
     Prompt,
+    Reasoning,
     Role,
+    Text,
+    ToolCall,
     ToolSpec,
 )
 
@@ -44,18 +48,31 @@ class ChatRenderer:
         special_tokens: Mapping[str, str],
         stop_ids: Sequence[int],
         tokenizer_digest: str,
+        images: Placeholders | NoImages | None = None,
     ) -> None:
         """`templates` by name (`default`, and `tool_use` where the model has another one for tools).
 
         `special_tokens` are the template's variables (`bos_token`, ...). `tokenizer_digest` names the codec.
+        `images`: what this model's prompts hold for images, or who refuses them.
         """
         self._codec = codec
         self._templates = {name: ChatTemplate(source) for name, source in templates.items()}
         self._styles = {name: style_of(source) for name, source in templates.items()}
         self._special = {name: uniform(text, TEMPLATE) for name, text in special_tokens.items()}
         self._stop_ids = tuple(stop_ids)
-        self._restorers = {name: Restorer(codec, style, self._stop_ids) for name, style in self._styles.items()}
+        self._images = images = images or NoImages("a text model")
+        placeholder = images.token_id if isinstance(images, Placeholders) else None
+        self._restorers = {
+            name: Restorer(codec, style, self._stop_ids, placeholder=placeholder)
+            for name, style in self._styles.items()
+        }
         parts: list[JsonValue] = [RULES, tokenizer_digest, dict(templates), dict(special_tokens), list(stop_ids)]
+        if isinstance(images, Placeholders):
+            parts.append([msgspec.to_builtins(images.rules), images.token_id])
+        self._moving = {
+            name: isinstance(images, Placeholders) and not self._shows_result(template, images.token_id)
+            for name, template in self._templates.items()
+        }
         self._digest = digest_json(parts)
 
     @property
@@ -75,20 +92,25 @@ class ChatRenderer:
         restored: Mapping[int, ModelCall],
         clock: float,
         kwargs: Mapping[str, JsonValue],
+        images: Mapping[str, bytes] | None = None,
     ) -> Prompt:
         """The prompt for the next assistant turn (see `restoring` for what `restored` becomes).
 
-        `clock` in Unix seconds feeds `strftime_now`. Raises `TemplateError` with the template's own words.
+        `clock` in Unix seconds feeds `strftime_now`. `images`: the bytes of the conversation's images by sha256;
+        of one that was seen before only its size is needed. Raises `TemplateError` with the template's own words.
         """
         name = self._name(conversation)
         traced = self._templates[name].render(self._variables(conversation, kwargs, generate=True), clock)
         _refuse_surrogates(traced)
         layout = Layout(self._codec, traced, lambda: _data_strings(conversation, kwargs))
+        if isinstance(self._images, Placeholders):
+            layout.place(self._images.token_id, self._images.measured(conversation, images or {}))
         header = self._header(conversation, clock, kwargs, traced) if restored else ""
         built = self._restorers[name].build(layout, restored, _without_thought(header))
         return Prompt(
             ids=tuple(built.ids),
             origins=built.spans(),
+            images=tuple(built.images),
             template_digest=digest_json([self._digest, dict(kwargs)]),
         )
 
@@ -197,15 +219,36 @@ class ChatRenderer:
     def _variables(
         self, conversation: Conversation, kwargs: Mapping[str, JsonValue], *, generate: bool
     ) -> dict[str, JsonValue]:
+        if isinstance(self._images, NoImages):
+            self._images.refuse(conversation)
         tools = [traced_json(tool_form(tool), OUTSIDE) for tool in conversation.tools]
+        moving = self._moving[self._name(conversation)]
         return {
             **self._special,
             **{name: traced_json(value, OUTSIDE) for name, value in kwargs.items()},
-            "messages": [_message_form(message, i) for i, message in enumerate(conversation.messages)],
+            "messages": list(_message_forms(conversation.messages, moving=moving)),
             "tools": tools or None,
             "documents": None,
             "add_generation_prompt": generate,
         }
+
+    def _shows_result(self, template: ChatTemplate, placeholder: int) -> bool:
+        """Whether a template writes the image in a tool's result; some only know images in user messages."""
+        image = Image(sha256="", media_type="")
+        call = ToolCall(id="c", name="look", arguments="{}")
+        messages = (
+            Message(role=Role.USER, parts=(Text("Look."),)),
+            Message(role=Role.ASSISTANT, tool_calls=(call,)),
+            Message(role=Role.TOOL, parts=(Text("Seen:"), image), tool_call_id="c"),
+        )
+        forms = list(_message_forms(messages, moving=False))
+        given = {**self._special, "messages": forms, "tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            shown = template.render(given, 0.0)
+        except TemplateError:
+            return False
+        pieces = self._codec.split(str.__str__(shown), stretches_of(shown, (TEMPLATE, UNKNOWN)))
+        return sum(piece.token is not None and piece.token.id == placeholder for piece in pieces) == 1
 
     def _template_tail(self, prompt: Prompt) -> str:
         """The template's own text at the end of a prompt; of one without origins, its last ids' text."""
@@ -225,18 +268,34 @@ def tool_form(tool: ToolSpec) -> dict[str, JsonValue]:
     return {"type": "function", "function": function}
 
 
+def _message_forms(messages: Sequence[Message], *, moving: bool) -> Iterator[dict[str, JsonValue]]:
+    """Messages as chat templates expect them. `moving`: images of a run of tool results follow it as a user message."""
+    moved: list[JsonValue] = []
+    for index, message in enumerate(messages):
+        if moved and message.role is not Role.TOOL:
+            yield {"role": uniform("user", TEMPLATE), "content": moved}
+            moved = []
+        if moving and message.role is Role.TOOL:
+            moved = [*moved, *(_part_form(part, index) for part in message.parts if isinstance(part, Image))]
+            kept = tuple(part for part in message.parts if not isinstance(part, Image))
+            message = msgspec.structs.replace(message, parts=kept)
+        yield _message_form(message, index)
+    if moved:
+        yield {"role": uniform("user", TEMPLATE), "content": moved}
+
+
 def _message_form(message: Message, index: int) -> dict[str, JsonValue]:
     """A message as chat templates expect it, with what came from it traced to its index.
 
     As with transformers' `apply_chat_template`: a key without a value is left out, and reasoning stands under
-    `reasoning_content` and `thinking`. Content is one string, all text parts joined; it is left out only where
-    the message has tool calls and no text (`content: null`), else an absent text is "". Arguments are an
-    object where they are one, else their text.
+    `reasoning_content` and `thinking`. Content is one string, all text parts joined, or, where there are images,
+    the list of texts and images; it is left out only where the message has tool calls and no text
+    (`content: null`), else an absent text is "". Arguments are an object where they are one, else their text.
     """
-    if any(isinstance(part, Image) for part in message.parts):
-        raise TemplateError(f"messages[{index}] holds an image; this model takes no images, send text only")
     form: dict[str, JsonValue] = {"role": uniform(message.role.value, TEMPLATE)}
-    if message.text or not message.tool_calls:
+    if any(isinstance(part, Image) for part in message.parts):
+        form["content"] = [_part_form(part, index) for part in message.parts if not isinstance(part, Reasoning)]
+    elif message.text or not message.tool_calls:
         form["content"] = uniform(message.text, index)
     if message.reasoning:
         form["reasoning_content"] = form["thinking"] = uniform(message.reasoning, index)
@@ -257,6 +316,12 @@ def _message_form(message: Message, index: int) -> dict[str, JsonValue]:
     if message.name:
         form["name"] = uniform(message.name, index)
     return form
+
+
+def _part_form(part: Text | Image, index: int) -> JsonValue:
+    if isinstance(part, Image):
+        return {"type": uniform("image", TEMPLATE)}  # which one it is templates need not know
+    return {"type": uniform("text", TEMPLATE), "text": uniform(part.text, index)}
 
 
 def _arguments_form(arguments: str, *, freeform: bool) -> JsonValue:

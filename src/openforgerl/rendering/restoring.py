@@ -4,10 +4,11 @@ The caller has checked condition 1 (the echo equals what we sent for call C). He
 
 * C was delivered and ended by itself or by length (a stop string or an abort is never restored);
 * the turn can be located in the template's own rendering of this conversation;
-* condition 2: that rendering, parsed, equals C's sampled ids, parsed; and
-* the ids so far, with the turn's header, are exactly C's prompt.
+* condition 2: that rendering, parsed, equals C's sampled ids, parsed;
+* the ids so far, with the turn's header, are exactly C's prompt, and the images in it are C's; and
+* C sampled no image placeholder: no image stands behind one that was sampled, and no engine could take it again.
 
-The last one makes every restored prompt an extension of C's own exchange, id by id. Where it fails, because
+The one about C's prompt makes every restored prompt an extension of C's own exchange, id by id. Where it fails, because
 the template now writes something earlier differently or an earlier turn was not restored, the true rendering
 stands from the first differing id on, and a branch starts there; later turns that were sampled on that
 branch are restored on it.
@@ -21,11 +22,12 @@ from functools import lru_cache
 
 from openforgerl.conversation import same_message
 from openforgerl.rendering.hermes import AnswerGrammar, Style
+from openforgerl.rendering.images import MeasuredImage
 from openforgerl.rendering.layout import Layout, Turn
 from openforgerl.rendering.parsing import IdParser, opens_thought
 from openforgerl.rendering.tokenizer import Encoded, TokenCodec
 from openforgerl.rendering.traced import TEMPLATE, UNKNOWN
-from openforgerl.types import CallStatus, FinishReason, ModelCall, OriginSpan
+from openforgerl.types import CallStatus, FinishReason, ModelCall, OriginSpan, PlacedImage
 
 _OPENING = re.compile(r"\s*(?:<think>\s*(?:</think>\s*)?)?(?P<call><tool_call>\n\{\"name\": \".*)?")
 _TAIL_IDS = 96
@@ -37,6 +39,7 @@ class PromptIds:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
+        self.images: list[PlacedImage] = []
         self._written: list[tuple[int, int]] = []  # (stop, origin) of text, merged
         self._calls: dict[int, str] = {}  # stop of sampled ids → call
 
@@ -46,9 +49,19 @@ class PromptIds:
             self.ids.append(token_id)
             # One foreign character makes the id data: a template's id holds nothing but the template's text.
             wrote = next((o for o in origins[start:stop] if o != TEMPLATE), TEMPLATE)
-            if self._written and self._written[-1][1] == wrote and self._written[-1][0] not in self._calls:
-                self._written.pop()
-            self._written.append((len(self.ids), wrote))
+            self._wrote(wrote)
+
+    def image(self, token_id: int, image: MeasuredImage) -> None:
+        """Append an image's placeholders. They stand for what the message holds, so they are its data."""
+        placed = PlacedImage(sha256=image.sha256, start=len(self.ids), count=image.count, grid=image.grid)
+        self.images.append(placed)
+        self.ids.extend([token_id] * image.count)
+        self._wrote(image.message)
+
+    def _wrote(self, origin: int) -> None:
+        if self._written and self._written[-1][1] == origin and self._written[-1][0] not in self._calls:
+            self._written.pop()
+        self._written.append((len(self.ids), origin))
 
     def sampled(self, call_id: str, ids: Sequence[int]) -> None:
         """Append ids of a call's answer, from its beginning."""
@@ -77,8 +90,12 @@ class PromptIds:
 class Restorer:
     """Builds the ids of one rendering, restoring what may be restored."""
 
-    def __init__(self, codec: TokenCodec, style: Style, stop_ids: Collection[int]) -> None:
+    def __init__(
+        self, codec: TokenCodec, style: Style, stop_ids: Collection[int], *, placeholder: int | None = None
+    ) -> None:
+        """`placeholder`: the id that stands for images, in models that take any."""
         self._codec = codec
+        self._placeholder = placeholder
         self._style = style
         self._stop_ids = stop_ids
         # Every request asks again about every earlier turn; a pure question, so its answer may be kept.
@@ -93,7 +110,8 @@ class Restorer:
         at = 0
         for message in sorted(restored):
             call = restored[message]
-            turn = layout.turn(message, header, self._stop_ids) if may_restore(call) else None
+            may = may_restore(call) and self._placeholder not in call.sampled_ids
+            turn = layout.turn(message, header, self._stop_ids) if may else None
             if turn is None or turn.start < _start(layout, at):
                 continue
             opening = self._opening(call.prompt.ids, header)
@@ -105,7 +123,7 @@ class Restorer:
             before, origins = self._until(layout, at, turn, opening)
             if _forces(opening):
                 before, origins = self._asked(built, call, layout.text[_start(layout, at) : turn.start] + opening)
-            if call.prompt.ids != (*built.ids, *before.ids):
+            if call.prompt.ids != (*built.ids, *before.ids) or call.prompt.images != tuple(built.images):
                 continue
             built.encoded(before, origins)
             at = self._adopt(built, layout, turn, call)
@@ -119,8 +137,11 @@ class Restorer:
             # A turn's last ordinary piece before its text is encoded again together with what opened a thought.
             if piece.stop > start or (piece.stop == start and piece.token is None):
                 break
-            encoded = self._codec.encode_piece(layout.text, piece, first=not built.ids)
-            built.encoded(encoded, layout.origins)
+            image = layout.images.get(at)
+            if image is not None and piece.token is not None:
+                built.image(piece.token.id, image)
+            else:
+                built.encoded(self._codec.encode_piece(layout.text, piece, first=not built.ids), layout.origins)
             at += 1
         return at
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from openforgerl.errors import StoreError
 from openforgerl.store.call_rows import CallReader, RecentPrompts, finish_call, import_calls, insert_call
+from openforgerl.store.content import put_images, read_images
 from openforgerl.store.database import Database
 from openforgerl.types import CallStatus, ModelCall, Session, SessionState
 
@@ -53,6 +54,14 @@ class CallStore:
     async def finish(self, call: ModelCall) -> None:
         """Commit the finished call, before its last byte is sent. StoreError when not begun or finished already."""
         await self._database.write(lambda connection: finish_call(connection, call))
+
+    async def put_images(self, images: Mapping[str, bytes]) -> None:
+        """Keep the bytes of images by their sha256 in hex, each once. StoreError when one is not what its name says."""
+        await self._database.write(lambda connection: put_images(connection, images))
+
+    async def images(self, names: Collection[str]) -> dict[str, bytes]:
+        """The bytes of these images by sha256; StoreError when one is not here."""
+        return await self._database.read(lambda connection: read_images(connection, names))
 
     async def calls(self, session_id: str, after: int = -1, limit: int | None = None) -> list[ModelCall]:
         """Calls with index above `after`, in order of arrival, at most `limit`; equal to what was recorded."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -186,3 +187,34 @@ class ContentReader:
         if found is None or hashlib.sha256(found[1]).digest() != found[0]:
             raise StoreError(f"damaged run database: content {content} is missing or altered")
         return found[1]
+
+
+def put_images(connection: sqlite3.Connection, images: Mapping[str, bytes]) -> None:
+    """Images stand among the other content: what is found by the sha256 of its bytes needs no table of its own."""
+    for name, data in images.items():
+        digest = _digest(name)
+        if connection.execute("SELECT 1 FROM content WHERE digest = ?", (digest,)).fetchone():
+            continue
+        if hashlib.sha256(data).digest() != digest:
+            raise StoreError(f"image {name} cannot be stored: its bytes have another sha256")
+        connection.execute("INSERT INTO content (digest, data) VALUES (?, ?)", (digest, data))
+
+
+def read_images(connection: sqlite3.Connection, names: Collection[str]) -> dict[str, bytes]:
+    """Their bytes, checked. StoreError when one is missing or damaged."""
+    found: dict[str, bytes] = {}
+    for name in names:
+        row = connection.execute("SELECT data FROM content WHERE digest = ?", (_digest(name),)).fetchone()
+        if row is None:
+            raise StoreError(f"image {name} is not in this run database")
+        if hashlib.sha256(row[0]).hexdigest() != name:
+            raise StoreError(f"damaged run database: image {name} is altered")
+        found[name] = row[0]
+    return found
+
+
+def _digest(name: str) -> bytes:
+    try:
+        return bytes.fromhex(name)
+    except ValueError as error:
+        raise StoreError(f"{name[:80]!r} is no image: images are named by their sha256 in hex") from error

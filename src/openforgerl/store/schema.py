@@ -12,7 +12,7 @@ APPLICATION_ID = 0x4F46524C
 SCHEMA_VERSION = 2
 
 TABLES = """
--- Content: every JSON text and long string once, found by the sha256 of its stored bytes.
+-- Content: every JSON text, long string and image once, found by the sha256 of its stored bytes.
 CREATE TABLE content (
     id INTEGER PRIMARY KEY,
     digest BLOB NOT NULL UNIQUE,

@@ -37,7 +37,7 @@ class AttemptAudit(msgspec.Struct, frozen=True, kw_only=True):
     row_tokens: int
     breaks: tuple[Break, ...]
     retries: int
-    """Calls whose request is another call's, id by id."""
+    """Calls whose request is another call's, id by id and image by image."""
     off_policy: dict[str, int]
     """Why sampled tokens are not the policy's own → how many; any call that says so, trained or not."""
     warnings: dict[str, int]
@@ -102,7 +102,7 @@ def _call_account(call: ModelCall, samples: Sequence[Sample]) -> CallAccount:
 
 
 def _retries(calls: Sequence[ModelCall]) -> int:
-    requests = Counter((call.thread, call.prompt.ids) for call in calls)
+    requests = Counter((call.thread, call.prompt.ids, call.prompt.images) for call in calls)
     return sum(count - 1 for count in requests.values())
 
 

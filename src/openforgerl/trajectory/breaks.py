@@ -73,7 +73,7 @@ def find_breaks(trajectory: Trajectory) -> list[Break]:
         expected = _expected(call, last.get(call.thread), before, by_id, children)
         last[call.thread] = call
         children.setdefault(before[call.call_id] or "", []).append(call)
-        if expected is None or call.prompt.ids == expected.prompt.ids:
+        if expected is None or _same_prompt(call, expected):
             continue
         if call.thread != expected.thread and call.role in (ThreadRole.SIDE, ThreadRole.COMPACTION):
             continue  # an aside that repeats the conversation and asks about it
@@ -109,13 +109,17 @@ def _expected(
     if previous is None or (call.parent_call_id is not None and previous != call.parent_call_id):
         return by_id.get(call.parent_call_id or "") or last
     siblings = children.get(previous, ())
-    others = [child for child in siblings if child.thread == call.thread and child.prompt.ids != call.prompt.ids]
+    others = [child for child in siblings if child.thread == call.thread and not _same_prompt(child, call)]
     if not others:
         return None
     at = None if last is None else last.call_id
     while at is not None and at != previous:
         at = before[at]
     return others[-1] if at is None else last
+
+
+def _same_prompt(left: ModelCall, right: ModelCall) -> bool:
+    return left.prompt.ids == right.prompt.ids and left.prompt.images == right.prompt.images
 
 
 def _cause(expected: ModelCall, call: ModelCall, by_id: Mapping[str, ModelCall]) -> tuple[Cause, str, str, str]:

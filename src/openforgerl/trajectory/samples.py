@@ -34,6 +34,7 @@ from openforgerl.trajectory.tree import carried, predecessors
 from openforgerl.types import (
     CallStatus,
     ModelCall,
+    PlacedImage,
     Rollout,
     Sample,
     SampleSet,
@@ -120,7 +121,7 @@ def check_exact(sample: Sample, calls: Mapping[str, ModelCall]) -> None:
                 f"from {span.offset} on"
             )
         seen = call.prompt.ids + call.sampled_ids[: span.offset]
-        if sample.ids[: span.start] != seen:
+        if sample.ids[: span.start] != seen or sample.images[: len(call.prompt.images)] != call.prompt.images:
             raise ExactnessError(
                 f"sample {sample.sample_id}: what stands before id {span.start} is not what the engine saw when call "
                 f"{span.call_id} sampled it"
@@ -170,12 +171,12 @@ def _dropped_calls(trajectory: Trajectory, before: Mapping[str, str | None]) -> 
     continued = {call_id for call_id in before.values() if call_id is not None}
     continued |= {call.parent_call_id for call in trajectory.calls if call.parent_call_id is not None}
     dropped: dict[str, str] = {}
-    requests: dict[tuple[str, tuple[int, ...]], list[ModelCall]] = {}
+    requests: dict[tuple[str, tuple[int, ...], tuple[PlacedImage, ...]], list[ModelCall]] = {}
     for call in trajectory.calls:
         if call.status is CallStatus.INTENT and call.call_id not in continued:
             dropped[call.call_id] = "unfinished"
             continue
-        requests.setdefault((call.thread, call.prompt.ids), []).append(call)
+        requests.setdefault((call.thread, call.prompt.ids, call.prompt.images), []).append(call)
     for identical in requests.values():
         alive = [call for call in identical if call.call_id in continued]
         if not alive:

@@ -41,11 +41,12 @@ def carried(parent: ModelCall, child: ModelCall) -> int | None:
     """How many of the parent's sampled ids stand in the child's prompt right after the parent's own prompt.
 
     All of them, or all but a stop token in whose place the template wrote another closing; None when the child's
-    prompt does not begin so. Source: DESIGN §5, restoring what was sampled.
+    prompt does not begin so, or shows other images there (all images of one size have the same ids). Source:
+    DESIGN §5, restoring what was sampled.
     """
     start, ids = len(parent.prompt.ids), child.prompt.ids
-    sampled = parent.sampled_ids
-    if ids[:start] != parent.prompt.ids:
+    sampled, shown = parent.sampled_ids, parent.prompt.images
+    if ids[:start] != parent.prompt.ids or child.prompt.images[: len(shown)] != shown:
         return None
     if ids[start : start + len(sampled)] == sampled:
         return len(sampled)

@@ -15,8 +15,9 @@ from openforgerl.types.messages import Conversation, JsonValue, Message, Message
 class OriginSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Where the prompt ids `[start, stop)` come from.
 
-    `template`: the chat template wrote them. `data`: text of message `message` (index into the conversation;
-    None for tool schemas). `call`: sampled ids `[offset, offset + stop - start)` of call `call_id`.
+    `template`: the chat template wrote them. `data`: text of message `message`, or placeholders of its images
+    (index into the conversation; None for tool schemas). `call`: sampled ids `[offset, offset + stop - start)` of
+    call `call_id`.
     """
 
     start: int
