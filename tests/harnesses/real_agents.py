@@ -36,6 +36,7 @@ from openforgerl.types import (
 
 CONTEXT = 200_000
 """Tokens; the tiny model's tokenizer makes several times as many of a prompt as a large one would."""
+UNLIMITED = Limits()
 INSTRUCTION = "Copy a.txt to b.txt."
 
 
@@ -73,6 +74,7 @@ async def run_agent(
     want: tuple[str, ...] = ("/workspace/b.txt",),
     timeout: float = 240,
     memory_mb: int = 4096,
+    limits: Limits = UNLIMITED,
 ) -> Ran:
     """One attempt, as `rollout` makes it: open a session, write the plan's files, run, seal, look."""
     (folder / "a.txt").write_text("hello\n")
@@ -85,7 +87,7 @@ async def run_agent(
         async with ProxyServer(engine=engine, renderer=renderer, store=store, options=options) as proxy:
             sessions = InProcessSessions(proxy)
             session = await sessions.open(
-                "s1", sampling=Sampling(max_tokens=4000), limits=Limits(), metadata={}, template_kwargs={}
+                "s1", sampling=Sampling(max_tokens=4000), limits=limits, metadata={}, template_kwargs={}
             )
             url = urlsplit(session.base_urls["chat"])
             spec = SandboxSpec(

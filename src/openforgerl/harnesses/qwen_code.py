@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from openforgerl.harnesses.events import last_object, text_at
+from openforgerl.harnesses.events import events_of, text_at
 from openforgerl.harnesses.evidence import ending_of
 from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.harnesses.package import PATH, InstalledPackage, base_url
@@ -35,7 +35,7 @@ class QwenCodeHarness:
     def plan(self, context: HarnessContext) -> Plan:
         """settings.json, and `qwen` with the instruction on standard input."""
         url = base_url(context, self.name, self.dialect)
-        argv = [*self._package.program(), "--yolo", "--output-format", "json"]
+        argv = [*self._package.program(), "--yolo", "--output-format", "stream-json"]
         if not self._options.subagents:
             argv += ["--exclude-tools", "agent"]
         return Plan(
@@ -78,11 +78,13 @@ class QwenCodeHarness:
         return msgspec.json.format(msgspec.json.encode(settings)).decode() + "\n"
 
     def ending(self, exit: Exit, calls: Sequence[ModelCall]) -> Ending:
-        """Its output is an array whose last object is a result with the last word or with an error."""
-        result = last_object(exit.stdout) or {}
-        failed = result.get("is_error") is True
-        error = text_at(result, "error", "message") or text_at(result, "error") if failed else None
-        return ending_of(exit, calls, words=text_at(result, "result"), error=error, failed=failed)
+        """Its last event is a result with the last word or with an error."""
+        words, error = "", None
+        for event in events_of(exit.stdout):
+            if event.get("type") == "result":
+                words = text_at(event, "result")
+                error = text_at(event, "error", "message") if event.get("is_error") is True else None
+        return ending_of(exit, calls, words=words, error=error, failed=error is not None)
 
     def report(self) -> Mapping[str, JsonValue]:
         """Version and digests, checked against the pinned ones."""
