@@ -339,6 +339,33 @@ def test_compaction_inside_the_history() -> None:
     assert codex.role is ThreadRole.COMPACTION
 
 
+def test_the_harnesss_own_word_for_a_compaction() -> None:
+    session = Recorder()
+    session.record(*START, answer=said("a"))
+    metadata = '{"session_id":"s","request_kind":"compaction","window_number":0}'
+    found = session.ask(*START, said("a"), user("Sum up."), tools=(), headers={"X-Codex-Turn-Metadata": metadata})
+    assert (found.role, found.thread[:11]) == (ThreadRole.COMPACTION, "compaction:")
+    assert found.evidence == 'header x-codex-turn-metadata holds "request_kind":"compaction"'
+    turn = metadata.replace("compaction", "turn")
+    assert session.ask(*START, said("a"), user("x"), headers={"x-codex-turn-metadata": turn}).role is ThreadRole.MAIN
+
+
+def test_a_subagent_that_only_its_words_tell_apart() -> None:
+    session = Recorder()
+    session.record(*START, answer=said("a"))
+    child = (system("You are a general-purpose subagent. Do the task."), user("child task"))
+    first = session.record(*child, answer=said("b"))
+    assert (first.role, first.thread[:9]) == (ThreadRole.SUBAGENT, "subagent:")
+    assert session.ask(*child, said("b"), user("go on")).thread == first.thread
+    edited = session.ask(*child, said("edited"), user("go on"))
+    assert (edited.role, edited.thread, edited.parent_call_id) == (ThreadRole.SUBAGENT, first.thread, None)
+    other = session.ask(child[0], user("another task"))
+    assert other.role is ThreadRole.SUBAGENT
+    assert other.thread != first.thread
+    # The words count at the very beginning of the system prompt, nowhere else.
+    assert session.ask(system("Note: You are a general-purpose subagent"), user("x")).role is ThreadRole.UNATTRIBUTED
+
+
 def test_a_header_keeps_the_main_conversation_together_over_a_rewrite() -> None:
     session = Recorder()
     session.record(*START, answer=said("a"), headers={"thread-id": "t1"})

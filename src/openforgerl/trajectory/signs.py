@@ -1,8 +1,8 @@
-"""What harnesses say about their conversations: the one table of headers and opening words.
+"""What harnesses say about their conversations: the one table of headers and words, harness by harness.
 
-Measured on the wire of codex 0.171, claude-code 2.1, opencode 1.18, pi 1.6, qwen-code 0.24, gemini-cli 0.61. Words
-count only where the harness itself puts them: at the very beginning of the system prompt, or of the last block
-of the last user message.
+Measured on the wire of the versions that are pinned in `harnesses/locks`. Words count only where the harness itself
+puts them: at the very beginning of the system prompt, of the first user message, or of the last block of the last
+user message.
 """
 
 from __future__ import annotations
@@ -15,51 +15,125 @@ import msgspec
 from openforgerl.types import Conversation, Role, Text, ThreadRole
 
 
-class AgentHeader(msgspec.Struct, frozen=True):
+class AgentHeader(msgspec.Struct, frozen=True, kw_only=True):
     """A header whose presence announces a sub-agent, and the header that names which one."""
 
+    harness: str
     announces: str
     names: str
 
 
 SUBAGENT_HEADERS: tuple[AgentHeader, ...] = (
-    AgentHeader("x-codex-parent-thread-id", "thread-id"),
-    AgentHeader("x-openai-subagent", "thread-id"),
-    AgentHeader("x-claude-code-agent-id", "x-claude-code-agent-id"),
-    AgentHeader("x-parent-session-id", "x-session-id"),
+    AgentHeader(harness="codex", announces="x-codex-parent-thread-id", names="thread-id"),
+    AgentHeader(harness="codex", announces="x-openai-subagent", names="thread-id"),
+    AgentHeader(harness="claude-code", announces="x-claude-code-agent-id", names="x-claude-code-agent-id"),
+    AgentHeader(harness="opencode", announces="x-parent-session-id", names="x-session-id"),
 )
 
-CONVERSATION_HEADERS: tuple[str, ...] = (
-    "thread-id",
-    "x-session-id",
-    "x-claude-code-session-id",
-    "x-litellm-session-id",
+
+class ConversationHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """A header that stays the same over the main agent's whole life, its compactions included (sub-agents are told
+    apart first)."""
+
+    harness: str
+    header: str
+
+
+CONVERSATION_HEADERS: tuple[ConversationHeader, ...] = (
+    ConversationHeader(harness="codex", header="thread-id"),
+    ConversationHeader(harness="opencode", header="x-session-id"),
+    ConversationHeader(harness="claude-code", header="x-claude-code-session-id"),
+    ConversationHeader(harness="openhands", header="x-litellm-session-id"),
 )
-"""Headers that stay the same over the main agent's whole life, its compactions included (sub-agents are told apart
-first)."""
 
 
-class OpeningWords(msgspec.Struct, frozen=True):
-    """A conversation whose system prompt, or last user block, begins with `words` has role `role`."""
+class HeaderWords(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose `header` holds `words` has role `role`."""
 
+    harness: str
     role: ThreadRole
-    where: Literal["system", "last_user"]
+    header: str
     words: str
-    without_tools: bool
+
+
+HEADER_WORDS: tuple[HeaderWords, ...] = (
+    HeaderWords(
+        harness="codex",
+        role=ThreadRole.COMPACTION,
+        header="x-codex-turn-metadata",
+        words='"request_kind":"compaction"',
+    ),
+)
+
+Place = Literal["system", "first_user", "last_user"]
+
+
+class OpeningWords(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in which what stands at `where` begins with `words` has role `role`."""
+
+    harness: str
+    role: ThreadRole
+    where: Place
+    words: str
+    without_tools: bool = False
     """Counts only when the request offers no tools."""
 
 
 OPENING_WORDS: tuple[OpeningWords, ...] = (
-    OpeningWords(ThreadRole.COMPACTION, "system", "You are a context summarization assistant", True),  # pi
-    OpeningWords(ThreadRole.COMPACTION, "system", "You are a context summarization agent", True),  # opencode
-    OpeningWords(ThreadRole.COMPACTION, "system", "You are the component that summarizes", True),  # qwen-code
     OpeningWords(
-        ThreadRole.COMPACTION, "last_user", "You are performing a CONTEXT CHECKPOINT COMPACTION", True
-    ),  # codex
-    OpeningWords(ThreadRole.COMPACTION, "last_user", "CRITICAL: Respond with TEXT ONLY", False),  # claude-code
-    OpeningWords(ThreadRole.SIDE, "system", "You are a title generator", True),  # opencode
-    OpeningWords(ThreadRole.SIDE, "system", "You are a specialized Task Routing AI", True),  # gemini-cli
-    OpeningWords(ThreadRole.SIDE, "system", "You are a managed memory extraction", False),  # qwen-code
+        harness="pi",
+        role=ThreadRole.COMPACTION,
+        where="system",
+        words="You are a context summarization assistant",
+        without_tools=True,
+    ),
+    OpeningWords(
+        harness="opencode",
+        role=ThreadRole.COMPACTION,
+        where="system",
+        words="You are a context summarization agent",
+        without_tools=True,
+    ),
+    OpeningWords(
+        harness="qwen-code",
+        role=ThreadRole.COMPACTION,
+        where="system",
+        words="You are the component that summarizes",
+        without_tools=True,
+    ),
+    OpeningWords(
+        harness="codex",
+        role=ThreadRole.COMPACTION,
+        where="last_user",
+        words="You are performing a CONTEXT CHECKPOINT COMPACTION",
+        without_tools=True,
+    ),
+    OpeningWords(
+        harness="claude-code",
+        role=ThreadRole.COMPACTION,
+        where="last_user",
+        words="CRITICAL: Respond with TEXT ONLY",
+    ),
+    OpeningWords(
+        harness="opencode",
+        role=ThreadRole.SIDE,
+        where="system",
+        words="You are a title generator",
+        without_tools=True,
+    ),
+    OpeningWords(
+        harness="gemini-cli",
+        role=ThreadRole.SIDE,
+        where="system",
+        words="You are a specialized Task Routing AI",
+        without_tools=True,
+    ),
+    OpeningWords(
+        harness="qwen-code", role=ThreadRole.SIDE, where="system", words="You are a managed memory extraction"
+    ),
+    OpeningWords(
+        harness="qwen-code", role=ThreadRole.SUBAGENT, where="system", words="You are a general-purpose subagent"
+    ),
 )
 
 PROBE_TOKENS = 1
@@ -73,28 +147,42 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the announced sub-agent."""
     conversation: str | None = None
     """Id of the conversation, where the harness sends one."""
+    role: ThreadRole | None = None
+    """Compaction or side request, where the harness says so."""
     evidence: str = ""
+    """The header that announces the sub-agent or the role."""
 
 
 def announcement(headers: Mapping[str, str]) -> Announcement:
     """Read the headers (names in any case)."""
     lower = {name.lower(): value for name, value in headers.items()}
-    conversation = next((lower[name] for name in CONVERSATION_HEADERS if lower.get(name)), None)
+    conversation = next((lower[sign.header] for sign in CONVERSATION_HEADERS if lower.get(sign.header)), None)
+    said = next((sign for sign in HEADER_WORDS if sign.words in lower.get(sign.header, "")), None)
+    role = None if said is None else said.role
     for header in SUBAGENT_HEADERS:
         if lower.get(header.announces):
             return Announcement(
                 subagent=lower.get(header.names) or lower[header.announces],
                 conversation=conversation,
+                role=role,
                 evidence=f"header {header.announces}",
             )
-    return Announcement(conversation=conversation)
+    return Announcement(
+        conversation=conversation,
+        role=role,
+        evidence="" if said is None else f"header {said.header} holds {said.words}",
+    )
 
 
 def stated_role(conversation: Conversation, max_tokens: int | None) -> tuple[ThreadRole, str] | None:
-    """Compaction or side role that the request's own words or size state, with the evidence; or None."""
+    """The role that the request's own words or size state, with the evidence; or None."""
     if max_tokens is not None and max_tokens <= PROBE_TOKENS and not conversation.tools:
         return ThreadRole.SIDE, f"probe: max_tokens {max_tokens}, no tools"
-    beginnings = {"system": _system_beginning(conversation), "last_user": _last_user_block(conversation)}
+    beginnings: dict[Place, str] = {
+        "system": _system_beginning(conversation),
+        "first_user": _first_user(conversation),
+        "last_user": _last_user_block(conversation),
+    }
     for sign in OPENING_WORDS:
         if sign.without_tools and conversation.tools:
             continue
@@ -103,9 +191,37 @@ def stated_role(conversation: Conversation, max_tokens: int | None) -> tuple[Thr
     return None
 
 
+_PLACES: Mapping[Place, str] = {
+    "system": "system prompt begins",
+    "first_user": "first user message begins",
+    "last_user": "last block of the last user message begins",
+}
+
+
+def markdown() -> str:
+    """The table as the documentation shows it: which harness is recognised by what."""
+    rows: list[tuple[str, str, str]] = []
+    for header in SUBAGENT_HEADERS:
+        rows.append((header.harness, "subagent", f"header `{header.announces}`; which one: `{header.names}`"))
+    for sign in HEADER_WORDS:
+        rows.append((sign.harness, sign.role.value, f"header `{sign.header}` holds `{sign.words}`"))
+    for words in OPENING_WORDS:
+        tools = "; no tools" if words.without_tools else ""
+        rows.append((words.harness, words.role.value, f'{_PLACES[words.where]} "{words.words}"{tools}'))
+    for same in CONVERSATION_HEADERS:
+        rows.append((same.harness, "main", f"header `{same.header}` as in the session's first conversation"))
+    lines = ["| harness | role | sign |", "| --- | --- | --- |"]
+    return "\n".join(lines + [f"| {harness} | {role} | {sign} |" for harness, role, sign in sorted(rows)])
+
+
 def _system_beginning(conversation: Conversation) -> str:
     first = conversation.messages[0] if conversation.messages else None
     return first.text.lstrip() if first is not None and first.role is Role.SYSTEM else ""
+
+
+def _first_user(conversation: Conversation) -> str:
+    first = next((message for message in conversation.messages if message.role is Role.USER), None)
+    return "" if first is None else first.text.lstrip()
 
 
 def _last_user_block(conversation: Conversation) -> str:

@@ -69,7 +69,8 @@ def attribute(
     """
     calls = sorted(known, key=lambda call: (call.index, call.call_id))
     said = announcement(headers)
-    stated = stated_role(conversation, max_tokens)
+    # A header is the harness's own word; the opening words could be quoted by anybody.
+    stated = stated_role(conversation, max_tokens) if said.role is None else (said.role, said.evidence)
 
     repeated = _repeated(calls, conversation, said)
     if repeated is not None and repeated.parent_call_id is None:
@@ -178,8 +179,12 @@ def _root(
     """Thread, role and evidence of a conversation that continues no known answer."""
     if said.subagent is not None:
         return f"subagent:{said.subagent}", ThreadRole.SUBAGENT, said.evidence
-    if stated is not None:
+    if stated is not None and stated[0] in _ASIDE:
         return _named(stated[0], conversation), *stated
+    if stated is not None:
+        # A sub-agent that only its words tell apart: its rewritten history is still the same conversation.
+        rewritten = _rewritten([call for call in calls if call.role is stated[0]], conversation)
+        return rewritten or (_named(stated[0], conversation), *stated)
     main = [call for call in calls if call.role is ThreadRole.MAIN]
     if not any(call.answer is not None or call.status is CallStatus.INTENT for call in main) and (opening or calls):
         # Nothing of the main conversation was delivered yet, so no code of the agent's can have run.
