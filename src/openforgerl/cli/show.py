@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -12,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from openforgerl.cli.progress import open_console, plain
-from openforgerl.errors import InputError
+from openforgerl.errors import InputError, StoreError
 from openforgerl.orchestrator.assembly import TOKENIZER, read_run
 from openforgerl.protocols import Renderer
 from openforgerl.rendering import load_renderer
+from openforgerl.rendering.images import size_of
 from openforgerl.store import CallStore, RunStore
 from openforgerl.trajectory import Mark, annotate
-from openforgerl.types import Attempt, Failure, ModelCall, Rollout, SampleSet, Verdict
+from openforgerl.types import Attempt, Failure, ModelCall, PlacedImage, Rollout, SampleSet, Verdict
 
 STYLES = {"context": "dim", "trained": "bold green", "masked": "yellow"}
 BRACKETS = {"context": ("", ""), "trained": ("⟦", "⟧"), "masked": ("⟨", "⟩")}
@@ -95,6 +97,7 @@ async def _attempt(folder: Path, attempt_id: str, renderer: Renderer, console: C
         if attempt is None:
             raise InputError(f"{folder} has no attempt {attempt_id!r}; list them: openforgerl show {folder}")
         calls = await CallStore(database).calls(attempt_id)
+        pictures = await _pictures(calls, CallStore(database))
         samples = (await store.samples([attempt_id])).get(attempt_id)
     finally:
         await database.close()
@@ -102,18 +105,46 @@ async def _attempt(folder: Path, attempt_id: str, renderer: Renderer, console: C
     if samples is None:
         console.print("This attempt made no samples (it has no verdict). Its calls:", highlight=False)
         for call in calls:
-            console.print(Text(plain(renderer.decode(call.prompt.ids)), style=STYLES["context"]), end="")
+            prompt = _decoded(call.prompt.ids, 0, call.prompt.images, pictures, renderer)
+            console.print(Text(plain(prompt), style=STYLES["context"]), end="")
             console.print(Text(plain(renderer.decode(call.sampled_ids)), style=STYLES["masked"]))
         return
-    _samples(samples, renderer, console)
+    _samples(samples, pictures, renderer, console)
 
 
-def _samples(found: SampleSet, renderer: Renderer, console: Console) -> None:
+async def _pictures(calls: Sequence[ModelCall], store: CallStore) -> dict[str, str]:
+    """How each image of these calls is printed, by its sha256: its placeholders would fill pages."""
+    pictures: dict[str, str] = {}
+    for name in {image.sha256 for call in calls for image in call.prompt.images}:
+        try:
+            width, height = size_of((await store.images([name]))[name])
+            size = f"{width}x{height}"
+        except StoreError as error:  # calls copied from another database come without their images
+            size = f"({error})"
+        pictures[name] = f"⟨image {size} {name[:12]}⟩"
+    return pictures
+
+
+def _decoded(
+    ids: Sequence[int], start: int, images: Sequence[PlacedImage], pictures: Mapping[str, str], renderer: Renderer
+) -> str:
+    """Text of the ids at `start` of a row or prompt; `images` are those of the whole."""
+    text, at = "", 0
+    for image in images:
+        low = image.start - start
+        if 0 <= low < len(ids):
+            text += renderer.decode(ids[at:low]) + pictures[image.sha256]
+            at = low + image.count
+    return text + renderer.decode(ids[at:])
+
+
+def _samples(found: SampleSet, pictures: Mapping[str, str], renderer: Renderer, console: Console) -> None:
     for sample in found.samples:
         console.rule(f"{sample.sample_id}: {len(sample.ids)} ids, {sample.trained_tokens} trained")
         text = Text()
         for mark in annotate(sample):
-            text.append_text(_marked(mark, renderer))
+            said = _decoded(mark.ids, mark.start, sample.images, pictures, renderer)
+            text.append_text(_marked(mark, said))
         console.print(text, soft_wrap=True)
     totals = found.totals
     console.rule("every sampled token, once")
@@ -123,10 +154,10 @@ def _samples(found: SampleSet, renderer: Renderer, console: Console) -> None:
     console.print("  ".join(parts), highlight=False)
 
 
-def _marked(mark: Mark, renderer: Renderer) -> Text:
+def _marked(mark: Mark, said: str) -> Text:
     opening, closing = BRACKETS[mark.state]
     reason = f"{mark.reason}: " if mark.reason else ""
-    return Text(f"{opening}{reason}{plain(renderer.decode(mark.ids))}{closing}", style=STYLES[mark.state])
+    return Text(f"{opening}{reason}{plain(said)}{closing}", style=STYLES[mark.state])
 
 
 def _header(attempt: Attempt, calls: list[ModelCall], console: Console) -> None:
