@@ -30,9 +30,9 @@ def classified(error: Exception, stopped_by: Ended | None) -> tuple[CallStatus, 
         told = unrenderable(error)
         return CallStatus.ERROR, told, f"{told.code}: {told.message}"
     if isinstance(error, StoreError):
-        told = WireError(500, "store_error", "the call could not be recorded, so it is not answered")
+        told = _server_error(500, "store_error", "the call could not be recorded, so it is not answered")
         return CallStatus.ERROR, told, f"{told.code}: {error}"
-    told = WireError(500, "internal_error", "the proxy failed; its log says why")
+    told = _server_error(500, "internal_error", "the proxy failed; its log says why")
     return CallStatus.ERROR, told, f"{told.code}: {type(error).__name__}: {error}"
 
 
@@ -43,7 +43,7 @@ def unrenderable(error: TemplateError) -> WireError:
 
 def _closed(why: Ended) -> WireError:
     if why is Ended.SHUTDOWN:
-        return WireError(503, "shutting_down", "the proxy is stopping", retry_after=5)
+        return WireError(503, "shutting_down", "server error 503: the proxy is stopping", retry_after=5)
     reason = "was sealed" if why is Ended.SEALED else "ran out of time"
     return WireError(403, "session_closed", f"this session {reason} while the call was running")
 
@@ -54,4 +54,13 @@ def _engine_failure(error: EngineError) -> WireError:
         return WireError(429, "rate_limit_exceeded", str(error), retry_after=error.retry_after)
     if error.status == 429:
         return WireError(429, "rate_limit_exceeded", str(error), retry_after=1)
-    return WireError(error.status, "engine_error", str(error))
+    return _server_error(error.status, "engine_error", str(error))
+
+
+def _server_error(status: int, code: str, message: str) -> WireError:
+    """A failure of ours, named as one in the message too.
+
+    Inside a stream that has begun there is no status any more, and harnesses (pi, OpenClaw) go by the words of the
+    message: without these, a break in the middle ends them where a refused request would have been tried again.
+    """
+    return WireError(status, code, message if status < 500 else f"server error {status}: {message}")
