@@ -108,7 +108,8 @@ def find_python(recipe: PipRecipe, pythons: Sequence[str] = PYTHONS) -> tuple[st
     found: dict[str, str] = {}
     for path in pythons:
         # A link out of /usr (to a home directory, say) would dangle inside a sandbox.
-        if os.access(path, os.X_OK) and os.path.realpath(path).startswith("/usr/"):
+        inside = path.startswith("/usr/") and os.path.realpath(path).startswith("/usr/")
+        if inside and os.access(path, os.X_OK):
             found[path] = _version_of(path)
             major, _, minor = found[path].partition(".")
             if (int(major), int(minor)) >= recipe.python:
@@ -226,14 +227,12 @@ def _build(
         )
     report("compiling")
     inside = str(building / "bin" / "python3")
-    # By hash, unchecked: a read-only layer's times may change on the way into an image, its content may not.
-    # Some packages ship files for other Python versions, which do not compile; the trial run is what must pass.
-    _step(
-        "compilation",
-        [inside, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-x", r"/tests?/", str(site)],
-        "",
-        accept=(0, 1),
-    )
+    # By hash, unchecked: a read-only layer's times may change on the way into an image, its content may not. Paths as
+    # inside a sandbox, so that every installation is the same. Some packages ship files for other Python versions,
+    # which do not compile; the trial run is what must pass.
+    compiling = [inside, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-x", r"/tests?/"]
+    compiling += ["-s", str(site), "-p", f"/opt/{recipe.name}/site", str(site)]
+    _step("compilation", compiling, "", accept=(0, 1))
     report(f"trying {recipe.name}")
     _step(f"trial run of {recipe.name}", [inside, "-P", "-B", "-c", recipe.trial], "the harness does not start here")
     record = PipInstallation(
