@@ -119,8 +119,8 @@ async def _pictures(calls: Sequence[ModelCall], store: CallStore) -> dict[str, s
         try:
             width, height = size_of((await store.images([name]))[name])
             size = f"{width}x{height}"
-        except StoreError as error:  # calls copied from another database come without their images
-            size = f"({error})"
+        except StoreError:  # calls copied from another database come without their images
+            size = "(missing or damaged)"
         pictures[name] = f"⟨image {size} {name[:12]}⟩"
     return pictures
 
