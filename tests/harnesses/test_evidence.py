@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from openforgerl.engines.script import Script
+from openforgerl.engines.scripted import ScriptedEngine
 from openforgerl.harnesses import CommandOptions, HarnessOptions, observed_user_agents
 from openforgerl.harnesses.command import CommandHarness
+from openforgerl.harnesses.evidence import limit_reached
 from openforgerl.harnesses.pi import PiHarness
 from openforgerl.harnesses.react import ReactHarness
 from openforgerl.protocols import Harness
-from openforgerl.types import CallStatus, Exit, FinishReason, ModelCall
+from openforgerl.proxy import InProcessSessions, ProxyOptions, ProxyServer
+from openforgerl.rendering import load_renderer
+from openforgerl.store import CallStore, Database
+from openforgerl.testing.tiny_model import write_tiny_model
+from openforgerl.types import CallStatus, Exit, FinishReason, Limits, ModelCall, Sampling
 
 MakeCall = Callable[..., ModelCall]
 ALL = [PiHarness(), ReactHarness(), CommandHarness(HarnessOptions(command=CommandOptions(argv=("true",))))]
@@ -109,3 +119,36 @@ def test_user_agents(make_call: MakeCall) -> None:
         make_call(),
     ]
     assert observed_user_agents(calls) == ("", "curl/8", "pi/1.6.0 (linux; node/v24.19.0; x64)")
+
+
+async def test_our_words_are_those_that_the_proxy_says(tmp_path: Path) -> None:
+    """Every dialect's refusal of a used-up and of a closed session, of which a harness may print the message alone."""
+    renderer = load_renderer(write_tiny_model(tmp_path / "model"))
+    engine = ScriptedEngine(Script.decode('{"answers": [{"text": "Hi."}]}'), renderer, context_length=4096)
+    async with (
+        Database.open(tmp_path / "run.sqlite") as database,
+        aiohttp.ClientSession() as http,
+        ProxyServer(engine=engine, renderer=renderer, store=CallStore(database), options=ProxyOptions()) as proxy,
+    ):
+        sessions = InProcessSessions(proxy)
+
+        async def refusal(session_id: str, limits: Limits, *, seal: bool, wait: float = 0.0) -> str:
+            session = await sessions.open(
+                session_id, sampling=Sampling(), limits=limits, metadata={}, template_kwargs={}
+            )
+            if seal:
+                await sessions.seal(session_id)
+            await asyncio.sleep(wait)
+            body = {"model": "m", "messages": [{"role": "user", "content": "Hi."}]}
+            url, headers = f"{session.base_urls['chat']}/chat/completions", {"Authorization": f"Bearer {session.key}"}
+            for _ in range(2):
+                async with http.post(url, json=body, headers=headers) as answer:
+                    said = await answer.json()
+            assert answer.status == 403, said
+            return said["error"]["message"]
+
+        used_up = await refusal("one", Limits(calls=1), seal=False)
+        sealed = await refusal("two", Limits(), seal=True)
+        over = await refusal("three", Limits(seconds=0.05), seal=False, wait=0.1)
+    read = [limit_reached(Exit(code=1, stderr=said.encode()), ()) for said in (used_up, sealed, over)]
+    assert read == ["session budget", "session closed", "session closed"]

@@ -59,7 +59,7 @@ class CodexHarness:
     def ending(self, exit: Exit, calls: Sequence[ModelCall]) -> Ending:
         """codex exits 0 after the model's last word, whatever it is, and 1 after an error that it also reports."""
         words, error = last_word_and_error(exit.stdout)
-        return ending_of(exit, calls, words=words, error=error)
+        return ending_of(exit, calls, words=words, error=error, failed=error is not None)
 
     def report(self) -> Mapping[str, JsonValue]:
         """Version and digests, checked against the pinned ones."""
