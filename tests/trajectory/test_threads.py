@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import msgspec
 import pytest
@@ -364,6 +365,27 @@ def test_a_subagent_that_only_its_words_tell_apart() -> None:
     assert other.thread != first.thread
     # The words count at the very beginning of the system prompt, nowhere else.
     assert session.ask(system("Note: You are a general-purpose subagent"), user("x")).role is ThreadRole.UNATTRIBUTED
+
+
+def test_a_subagent_that_carries_the_task_it_was_given() -> None:
+    session = Recorder()
+    task = "Copy a.txt to b.txt for me, child."
+    call = ToolCall(id="c", name="invoke_agent", arguments=json.dumps({"agent_name": "generalist", "prompt": task}))
+    session.record(*START, answer=Message(role=Role.ASSISTANT, tool_calls=(call,)))
+    child = (system("Do the task, then call complete_task."), user(f"<context/> {task}"))
+    first = session.record(*child, answer=said("b"))
+    assert (first.role, first.role_evidence) == (ThreadRole.SUBAGENT, "carries the task that c0 gave to invoke_agent")
+    assert session.ask(*child, said("edited"), user("go on")).thread == first.thread
+    assert session.ask(child[0], user("Copy a.txt")).role is ThreadRole.UNATTRIBUTED
+
+
+def test_a_task_handed_over_word_for_word_does_not_take_the_main_conversation_away() -> None:
+    session = Recorder()
+    start = (system(), user("Copy a.txt to b.txt, and say when it is done."))
+    call = ToolCall(id="c", name="agent", arguments=json.dumps({"prompt": start[1].text}))
+    session.record(*start, answer=Message(role=Role.ASSISTANT, tool_calls=(call,)))
+    assert session.ask(*start, said("edited"), user("go on")).role is ThreadRole.MAIN
+    assert session.ask(system("Child."), start[1]).role is ThreadRole.SUBAGENT
 
 
 def test_a_header_keeps_the_main_conversation_together_over_a_rewrite() -> None:

@@ -7,12 +7,13 @@ user message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
-from openforgerl.types import Conversation, Role, Text, ThreadRole
+from openforgerl.conversation import parse_arguments
+from openforgerl.types import Conversation, Message, Role, Text, ThreadRole
 
 
 class AgentHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +137,25 @@ OPENING_WORDS: tuple[OpeningWords, ...] = (
     ),
 )
 
+
+class Delegation(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that starts a sub-agent, and the argument that becomes part of the sub-agent's first user message.
+
+    For harnesses whose headers say nothing: the conversation that carries what the policy itself sampled as the task
+    of a sub-agent is that sub-agent's.
+    """
+
+    harness: str
+    tool: str
+    argument: str
+
+
+DELEGATIONS: tuple[Delegation, ...] = (
+    Delegation(harness="qwen-code", tool="agent", argument="prompt"),
+    Delegation(harness="gemini-cli", tool="invoke_agent", argument="prompt"),
+    Delegation(harness="openclaw", tool="sessions_spawn", argument="task"),
+)
+
 PROBE_TOKENS = 1
 """A request for at most so many tokens, without tools, asks whether the model is there, nothing more."""
 
@@ -180,7 +200,7 @@ def stated_role(conversation: Conversation, max_tokens: int | None) -> tuple[Thr
         return ThreadRole.SIDE, f"probe: max_tokens {max_tokens}, no tools"
     beginnings: dict[Place, str] = {
         "system": _system_beginning(conversation),
-        "first_user": _first_user(conversation),
+        "first_user": first_user(conversation),
         "last_user": _last_user_block(conversation),
     }
     for sign in OPENING_WORDS:
@@ -189,6 +209,16 @@ def stated_role(conversation: Conversation, max_tokens: int | None) -> tuple[Thr
         if beginnings[sign.where].startswith(sign.words):
             return sign.role, f"{sign.where} begins {sign.words!r}"
     return None
+
+
+def delegated(answer: Message) -> Iterator[tuple[str, str]]:
+    """Every task that an answer hands to a sub-agent, with the name of the tool."""
+    for call in answer.tool_calls:
+        sign = next((sign for sign in DELEGATIONS if sign.tool == call.name), None)
+        arguments = parse_arguments(call.arguments) if sign is not None else None
+        task = arguments.get(sign.argument) if sign is not None and isinstance(arguments, dict) else None
+        if isinstance(task, str) and task.strip():
+            yield task.strip(), call.name
 
 
 _PLACES: Mapping[Place, str] = {
@@ -203,11 +233,14 @@ def markdown() -> str:
     rows: list[tuple[str, str, str]] = []
     for header in SUBAGENT_HEADERS:
         rows.append((header.harness, "subagent", f"header `{header.announces}`; which one: `{header.names}`"))
-    for sign in HEADER_WORDS:
-        rows.append((sign.harness, sign.role.value, f"header `{sign.header}` holds `{sign.words}`"))
+    for said in HEADER_WORDS:
+        rows.append((said.harness, said.role.value, f"header `{said.header}` holds `{said.words}`"))
     for words in OPENING_WORDS:
         tools = "; no tools" if words.without_tools else ""
         rows.append((words.harness, words.role.value, f'{_PLACES[words.where]} "{words.words}"{tools}'))
+    for given in DELEGATIONS:
+        sign = f"first user message holds the `{given.argument}` that the policy gave to `{given.tool}`"
+        rows.append((given.harness, "subagent", sign))
     for same in CONVERSATION_HEADERS:
         rows.append((same.harness, "main", f"header `{same.header}` as in the session's first conversation"))
     lines = ["| harness | role | sign |", "| --- | --- | --- |"]
@@ -219,7 +252,8 @@ def _system_beginning(conversation: Conversation) -> str:
     return first.text.lstrip() if first is not None and first.role is Role.SYSTEM else ""
 
 
-def _first_user(conversation: Conversation) -> str:
+def first_user(conversation: Conversation) -> str:
+    """Text of the first user message; empty when there is none."""
     first = next((message for message in conversation.messages if message.role is Role.USER), None)
     return "" if first is None else first.text.lstrip()
 

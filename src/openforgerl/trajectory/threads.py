@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from openforgerl.conversation import digest_message, digest_outline, digest_tools, same_message, same_tools
-from openforgerl.trajectory.signs import Announcement, announcement, stated_role
+from openforgerl.trajectory.signs import Announcement, announcement, delegated, first_user, stated_role
 from openforgerl.types import (
     CallStatus,
     Conversation,
@@ -27,7 +27,7 @@ from openforgerl.types import (
 )
 
 _QUOTE = 24
-"""A compaction answer of fewer characters is no evidence when it turns up in another conversation."""
+"""A summary or task of fewer characters is no evidence when it turns up in another conversation."""
 
 _ASIDE = (ThreadRole.COMPACTION, ThreadRole.SIDE)
 
@@ -196,7 +196,20 @@ def _root(
     rewritten = _rewritten(calls, conversation)
     if rewritten is not None:
         return rewritten
+    handed = _handed_over(calls, conversation)
+    if handed is not None:
+        return _named(handed[0], conversation), *handed
     return _named(ThreadRole.UNATTRIBUTED, conversation), ThreadRole.UNATTRIBUTED, "neither opens nor is announced"
+
+
+def _handed_over(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[ThreadRole, str] | None:
+    """Does this conversation carry the task that a sampled call gave to a sub-agent?"""
+    task = first_user(conversation)
+    for call in calls:
+        for words, tool in delegated(call.answer) if call.answer is not None else ():
+            if len(words) >= _QUOTE and words in task:
+                return ThreadRole.SUBAGENT, f"carries the task that {call.call_id} gave to {tool}"
+    return None
 
 
 def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[str, ThreadRole, str] | None:
