@@ -23,7 +23,7 @@ _FIRST_SEEDS: dict[str, int] = {
     "hard": 7000,
 }
 TASKS_PER_FAMILY: dict[str, int] = {
-    "sft": 2,
+    "sft": 3,
     "rl": 10,
     "validation": 1,
     "heldout": 3,

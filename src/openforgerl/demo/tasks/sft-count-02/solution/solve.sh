@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+wc -l < apple.cfg > bird.log

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+sed -n 4p sand.log > lamp.dat

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+mv ship.log ocean.csv

@@ -1,0 +1,4 @@
+#!/bin/bash
+set -eu
+cd /workspace
+sort fork.log > band.csv
