@@ -33,6 +33,7 @@ from openforgerl.types import (
     FinishReason,
     Message,
     ModelCall,
+    OriginSpan,
     Prompt,
     Role,
     Rollout,
@@ -115,6 +116,7 @@ def long_session(turns: int, *, answer: int = 150, observation: int = 400, syste
     """An appending session, made of ids alone."""
     calls: list[ModelCall] = []
     ids = tuple(range(1000, 1000 + system))
+    origins = (OriginSpan(start=0, stop=system, kind="data", message=0),)
     messages = (Message(role=Role.USER, parts=(Text("go"),)),)
     for turn in range(turns):
         sampled = tuple(5000 + (turn * 7 + at) % 20000 for at in range(answer))
@@ -131,7 +133,7 @@ def long_session(turns: int, *, answer: int = 150, observation: int = 400, syste
                 parent_call_id=f"c{turn - 1}" if turn else None,
                 status=CallStatus.COMPLETE,
                 conversation=Conversation(messages=messages),
-                prompt=Prompt(ids=ids),
+                prompt=Prompt(ids=ids, origins=origins),
                 sampled_ids=sampled,
                 logprobs=(-0.5,) * answer,
                 weights_version=1,
@@ -139,6 +141,12 @@ def long_session(turns: int, *, answer: int = 150, observation: int = 400, syste
                 answer=said,
                 timing=CallTiming(received=float(turn)),
             )
+        )
+        middle, stop = len(ids) + answer, len(ids) + answer + observation
+        origins = (
+            *origins,
+            OriginSpan(start=len(ids), stop=middle, kind="call", call_id=f"c{turn}", offset=0),
+            OriginSpan(start=middle, stop=stop, kind="data", message=2 * turn + 2),
         )
         ids = ids + sampled + tuple(200 + (turn + at) % 700 for at in range(observation))
         messages = (*messages, said, Message(role=Role.USER, parts=(Text(f"seen {turn}"),)))
@@ -175,12 +183,14 @@ def main() -> None:
     if arguments.only:
         return
     print("\nan appending session from records to rows:")
-    for turns in (125, 250, 500, 1000):
-        calls = long_session(turns, answer=20, observation=60, system=1000)
+    for turns, small in ((125, True), (250, True), (500, True), (1000, True), (1000, False)):
+        calls = long_session(turns, answer=20, observation=60, system=1000) if small else long_session(turns)
         started = time.process_time()
         rows = reconstruct(calls).samples
         seconds = time.process_time() - started
-        print(f"{turns:5d} calls, last row {len(rows[-1].ids):6d} ids: {seconds:.2f} s CPU")
+        seen = sum(len(call.prompt.ids) for call in calls)
+        print(f"{turns:5d} calls, last row {len(rows[-1].ids):6d} ids, {seen:9d} ids in prompts: {seconds:.2f} s CPU")
+        del calls, rows  # two of them would not fit everywhere
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from openforgerl.errors import ExactnessError
 from openforgerl.rendering import load_renderer
 from openforgerl.rendering.renderer import ChatRenderer
 from openforgerl.testing.tiny_model import write_tiny_model
@@ -153,6 +155,18 @@ def test_samples_repeat_what_the_engine_saw(run: Run) -> None:
                 seen = call.prompt.ids + call.sampled_ids
                 assert sample.ids[: span.stop] == seen[: span.stop], name
                 assert span.stop - len(call.prompt.ids) == span.offset + span.stop - span.start
+
+
+def test_a_prompt_that_lies_about_what_it_restored_is_no_sample(bench: Any) -> None:
+    """The tree takes a prompt's word for what it restored; the sample does not."""
+    first, second = bench.long_session(2, answer=4, observation=4, system=20)
+    ids = (first.prompt.ids[0] + 1, *second.prompt.ids[1:])
+    lying = msgspec.structs.replace(second, prompt=msgspec.structs.replace(second.prompt, ids=ids))
+    assert len(bench.reconstruct([first, second]).samples) == 1
+    with pytest.raises(ExactnessError, match="is not what the engine saw when call c0 sampled it"):
+        bench.reconstruct([first, lying])
+    honest = msgspec.structs.replace(lying, prompt=msgspec.structs.replace(lying.prompt, origins=()))
+    assert len(bench.reconstruct([first, honest]).samples) == 2
 
 
 def test_unique_tokens_are_counted_right(bench: Any) -> None:

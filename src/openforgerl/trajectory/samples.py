@@ -30,7 +30,7 @@ import msgspec
 
 from openforgerl.errors import ExactnessError, InputError
 from openforgerl.trajectory.options import SamplePolicy
-from openforgerl.trajectory.tree import carried, predecessors
+from openforgerl.trajectory.tree import carried_on_branch, predecessors
 from openforgerl.types import (
     CallStatus,
     ModelCall,
@@ -171,13 +171,13 @@ def _dropped_calls(trajectory: Trajectory, before: Mapping[str, str | None]) -> 
     continued = {call_id for call_id in before.values() if call_id is not None}
     continued |= {call.parent_call_id for call in trajectory.calls if call.parent_call_id is not None}
     dropped: dict[str, str] = {}
-    requests: dict[tuple[str, tuple[int, ...], tuple[PlacedImage, ...]], list[ModelCall]] = {}
+    asked: list[ModelCall] = []
     for call in trajectory.calls:
         if call.status is CallStatus.INTENT and call.call_id not in continued:
             dropped[call.call_id] = "unfinished"
-            continue
-        requests.setdefault((call.thread, call.prompt.ids, call.prompt.images), []).append(call)
-    for identical in requests.values():
+        else:
+            asked.append(call)
+    for identical in _requests(asked):
         alive = [call for call in identical if call.call_id in continued]
         if not alive:
             alive = [call for call in identical if call.status is CallStatus.COMPLETE][-1:]
@@ -191,6 +191,22 @@ def _dropped_calls(trajectory: Trajectory, before: Mapping[str, str | None]) -> 
     return dropped
 
 
+def _requests(calls: Sequence[ModelCall]) -> list[list[ModelCall]]:
+    """The calls, those with one and the same request of one thread together.
+
+    By length first: to hash every prompt would cost more than all else that is done with it.
+    """
+    groups: dict[tuple[str, int, tuple[PlacedImage, ...]], list[list[ModelCall]]] = {}
+    for call in calls:
+        known = groups.setdefault((call.thread, len(call.prompt.ids), call.prompt.images), [])
+        same = next((group for group in known if group[0].prompt.ids == call.prompt.ids), None)
+        if same is None:
+            known.append([call])
+        else:
+            same.append(call)
+    return [group for known in groups.values() for group in known]
+
+
 def _rows(trajectory: Trajectory, before: Mapping[str, str | None], dropped: Mapping[str, str]) -> list[_Row]:
     calls = {call.call_id: call for call in trajectory.calls}
     inner = {before[call_id] for call_id in calls if call_id not in dropped}
@@ -202,20 +218,21 @@ def _rows(trajectory: Trajectory, before: Mapping[str, str | None], dropped: Map
         while (previous := before[path[-1].call_id]) is not None:
             path.append(calls[previous])
         path.reverse()
-        held: list[int] = []
+        # The branches say that every prompt begins with the one before it; `check_exact` compares it at the end.
+        counts: list[int] = []
         for call in path[:-1]:
-            count = carried(call, leaf)
+            count = carried_on_branch(call, leaf)
             if count is None:
                 raise ExactnessError(
                     f"attempt {trajectory.attempt_id}: the prompt of call {leaf.call_id} does not begin with what call "
                     f"{call.call_id} saw and sampled"
                 )
-            held.append(count)
+            counts.append(count)
         rows.append(
             _Row(
                 path=tuple(path),
                 ids=leaf.prompt.ids + leaf.sampled_ids,
-                carried=(*held, len(leaf.sampled_ids)),
+                carried=(*counts, len(leaf.sampled_ids)),
             )
         )
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from openforgerl.errors import ExactnessError
@@ -44,9 +45,16 @@ def carried(parent: ModelCall, child: ModelCall) -> int | None:
     prompt does not begin so, or shows other images there (all images of one size have the same ids). Source:
     DESIGN §5, restoring what was sampled.
     """
-    start, ids = len(parent.prompt.ids), child.prompt.ids
-    sampled, shown = parent.sampled_ids, parent.prompt.images
-    if ids[:start] != parent.prompt.ids or child.prompt.images[: len(shown)] != shown:
+    if child.prompt.ids[: len(parent.prompt.ids)] != parent.prompt.ids:
+        return None
+    return carried_on_branch(parent, child)
+
+
+def carried_on_branch(parent: ModelCall, child: ModelCall) -> int | None:
+    """`carried` where the child's prompt is known to begin with the parent's ids: what follows, and images, count."""
+    start, ids, sampled = len(parent.prompt.ids), child.prompt.ids, parent.sampled_ids
+    shown = parent.prompt.images
+    if len(ids) < start or child.prompt.images[: len(shown)] != shown:
         return None
     if ids[start : start + len(sampled)] == sampled:
         return len(sampled)
@@ -71,13 +79,30 @@ def predecessors(trajectory: Trajectory) -> dict[str, str | None]:
     return before
 
 
+def _restored(parent: ModelCall, child: ModelCall) -> bool:
+    """Whether the child's prompt says that it restored the parent's answer where the parent sampled it.
+
+    The renderer says so only when everything before was id by id the parent's prompt, so the whole need not be
+    compared here. Nothing is taken on trust: `check_exact` compares it when samples are made.
+    """
+    start = len(parent.prompt.ids)
+    origins = child.prompt.origins
+    at = bisect_left(origins, start, key=lambda span: span.start)
+    return (
+        at < len(origins)
+        and origins[at].start == start
+        and origins[at].call_id == parent.call_id
+        and carried_on_branch(parent, child) is not None
+    )
+
+
 def _predecessor(call: ModelCall, by_id: Mapping[str, ModelCall], ordered: Sequence[ModelCall]) -> ModelCall | None:
     at = call
     while at.parent_call_id is not None:
         parent = by_id.get(at.parent_call_id)
         if parent is None or parent.index >= at.index:
             break
-        if carried(parent, call) is not None:
+        if _restored(parent, call) or carried(parent, call) is not None:
             return parent
         at = parent
     if call.parent_call_id is not None and call.parent_call_id in by_id:
