@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image as Pillow
 
+from openforgerl.errors import InputError
 from openforgerl.proxy import prompting
 from openforgerl.rendering import ChatRenderer, load_renderer
 from openforgerl.testing.tiny_vl import write_tiny_vl
@@ -123,7 +124,11 @@ async def test_an_agent_looks_at_images(tmp_path: Path, seeing: ChatRenderer, sp
         assert (await talker.say(history, tools=True)).text == "Bye."
         one, two, three = await home.calls()
         samples = await home.control("GET", "/v1/sessions/s1/samples")
-        kept = await home.store.images([sha(WIDE), sha(DARK), sha(RED)])
+        page = await home.control("GET", "/v1/sessions/s1/calls")
+        async with home.http_sessions() as sessions:
+            kept = await sessions.images([sha(WIDE), sha(DARK), sha(RED)])
+            with pytest.raises(InputError, match="is not in this run database"):
+                await sessions.images([sha(b"another")])
     assert kept == {sha(WIDE): WIDE, sha(DARK): DARK, sha(RED): RED}
     assert [[image.sha256 for image in call.prompt.images] for call in (one, two, three)] == [
         [sha(WIDE)],
@@ -148,6 +153,9 @@ async def test_an_agent_looks_at_images(tmp_path: Path, seeing: ChatRenderer, sp
     (pad,) = seeing.encode("<|image_pad|>")
     assert [call.prompt.ids.count(pad) for call in (one, two, three)] == [234, 238, 242]
     (row,) = samples.body["samples"]
+    whole = [{"sha256": sha(WIDE), "start": three.prompt.images[0].start, "count": 234, "grid": [1, 26, 36]}]
+    assert row["images"][:1] == page.body["calls"][0]["images"] == whole
+    assert len(row["images"]) == 3
     assert [span["call_id"] for span in row["spans"]] == [one.call_id, two.call_id, three.call_id]
     assert samples.body["totals"]["trained"] == sum(len(call.sampled_ids) for call in (one, two, three))
     if speaker.count_path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from urllib.parse import quote
 
@@ -77,6 +77,10 @@ class HttpSessions:
             calls += page.calls
             after = page.next
         return calls
+
+    async def images(self, names: Collection[str]) -> dict[str, bytes]:
+        """The bytes of images that calls' prompts name, by sha256; InputError when one is not there."""
+        return {name: await self._ask("GET", f"/v1/images/{quote(name, safe='')}", None) for name in names}
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> bytes:
         if self._http is None:

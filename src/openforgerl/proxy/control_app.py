@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from openforgerl.errors import ExactnessError, WireError
+from openforgerl.errors import ExactnessError, StoreError, WireError
 from openforgerl.proxy.data_app import UnlistedFields, error_headers, read_body
 from openforgerl.proxy.exchange import Gateway
 from openforgerl.proxy.openapi import document
@@ -64,6 +64,7 @@ def control_app(
     app.router.add_post("/v1/sessions/{session_id}/seal", seal_session)
     app.router.add_get("/v1/sessions/{session_id}/calls", session_calls)
     app.router.add_get("/v1/sessions/{session_id}/samples", samples_of_session)
+    app.router.add_get("/v1/images/{sha256}", image)
     app.router.add_get("/healthz", health)
     app.router.add_get("/openapi.json", openapi)
     return app
@@ -136,6 +137,16 @@ async def samples_of_session(request: web.Request) -> web.StreamResponse:
         return _json(samples_view(session_samples(record, calls)))
     except ExactnessError as error:
         raise WireError(500, "exactness_error", str(error)) from error
+
+
+async def image(request: web.Request) -> web.StreamResponse:
+    """`GET /v1/images/{sha256}`: the bytes of an image that some call's prompt names."""
+    name = request.match_info["sha256"]
+    try:
+        found = await request.app[CONTROL].gateway.store.images([name])
+    except StoreError as error:
+        raise WireError(404, "image_not_found", str(error), param="sha256") from error
+    return web.Response(body=found[name], content_type="application/octet-stream")
 
 
 async def health(request: web.Request) -> web.StreamResponse:

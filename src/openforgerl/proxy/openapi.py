@@ -77,6 +77,17 @@ def document() -> dict[str, Any]:
                     "responses": _responses(_ref(SamplesView), "400", "401", "404", "500"),
                 }
             },
+            "/v1/images/{sha256}": {
+                "get": {
+                    "operationId": "image",
+                    "summary": "The bytes of an image that a call's prompt names.",
+                    "parameters": [{**_SESSION, "name": "sha256"}],
+                    "responses": {
+                        **_responses({}, "401", "404"),
+                        "200": {"description": "Done.", "content": {"application/octet-stream": {}}},
+                    },
+                }
+            },
             "/healthz": {
                 "get": {
                     "operationId": "health",

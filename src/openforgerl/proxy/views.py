@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from openforgerl.types import JsonValue, Limits, ModelCall, OpenedSession, SampleSet, Sampling
+from openforgerl.types import JsonValue, Limits, ModelCall, OpenedSession, PlacedImage, SampleSet, Sampling
 
 
 class OpenSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,7 +18,7 @@ class OpenSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     template_kwargs: dict[str, JsonValue] = {}
 
 
-class CallView(msgspec.Struct, frozen=True, kw_only=True):
+class CallView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One recorded call."""
 
     call_id: str
@@ -41,6 +41,8 @@ class CallView(msgspec.Struct, frozen=True, kw_only=True):
     response: JsonValue
     error: str | None
     warnings: tuple[str, ...]
+    images: tuple[PlacedImage, ...] = ()
+    """Where images stand in `prompt_ids`; absent without any. Their bytes: `GET /v1/images/{sha256}`."""
 
 
 class CallPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,13 +71,15 @@ class SpanView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
 
 
-class SampleView(msgspec.Struct, frozen=True, kw_only=True):
+class SampleView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One training row."""
 
     ids: tuple[int, ...]
     spans: tuple[SpanView, ...]
     logprobs: tuple[float, ...] | None
     source: str
+    images: tuple[PlacedImage, ...] = ()
+    """Where images stand in `ids`; absent without any."""
 
 
 class TotalsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +158,7 @@ def call_view(call: ModelCall) -> CallView:
         response=call.response,
         error=call.error,
         warnings=call.warnings,
+        images=call.prompt.images,
     )
 
 
@@ -175,6 +180,7 @@ def samples_view(samples: SampleSet) -> SamplesView:
             ),
             logprobs=sample.logprobs,
             source=sample.source.value,
+            images=sample.images,
         )
         for sample in samples.samples
     )
