@@ -97,7 +97,6 @@ def gone(folder: Path) -> bool:
     return False
 
 
-@pytest.mark.slow
 @pytest.mark.sandbox
 @pytest.mark.timeout(1800)
 def test_twenty_kills_lose_nothing_double_nothing_and_leave_nothing(tmp_path: Path) -> None:

@@ -315,7 +315,6 @@ asyncio.run(run(Path(sys.argv[2]), model)())
 """
 
 
-@pytest.mark.slow
 def test_kill_9_and_run_again_is_the_same_run(tmp_path: Path) -> None:
     """Real processes, killed at seeded moments after their first checkpoint write, until one finishes.
 
