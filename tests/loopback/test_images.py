@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 from PIL import Image as Pillow
 
+from openforgerl.engines.opening import open_engine
+from openforgerl.engines.options import EngineOptions, RelayOptions
 from openforgerl.errors import InputError
 from openforgerl.proxy import prompting
 from openforgerl.rendering import ChatRenderer, load_renderer
+from openforgerl.testing.fake_upstream import KEY, says, upstream
 from openforgerl.testing.tiny_vl import write_tiny_vl
 from openforgerl.types import CallStatus, Image, Role
 
@@ -237,3 +240,23 @@ async def test_an_edited_image_is_another_conversation(tmp_path: Path, seeing: C
     assert two.prompt.images[0].sha256 == sha(DARK)
     assert two.parent_call_id is None
     assert not any(span.kind == "call" for span in two.prompt.origins)
+
+
+async def test_a_relayed_answer_about_an_image_is_encoded(
+    tmp_path: Path, seeing: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A teacher looked; the student's own template and image processor say what the prompt was."""
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+    parts = chat_parts("See", RED)
+    options = EngineOptions(relay=RelayOptions(model="teacher-1", key_env="TEACHER_KEY"), model_name="teacher")
+    async with upstream(says("A red square.")) as fake:
+        teacher = open_engine(f"relay:openai:{fake.url}", seeing, options)
+        async with house(tmp_path, seeing, teacher) as home:
+            client = await home.client()
+            message = await client.message(ask(messages=[{"role": "user", "content": parts}]))
+            (call,) = await home.calls()
+        await teacher.close()
+    assert message["content"] == "A red square."
+    assert fake.bodies[0]["messages"][0]["content"][1] == parts[1]
+    assert [(image.sha256, image.count) for image in call.prompt.images] == [(sha(RED), 4)]
+    assert seeing.decode(call.sampled_ids) == "A red square.<|im_end|>"
