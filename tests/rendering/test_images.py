@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from openforgerl.errors import InputError, TemplateError
@@ -224,6 +226,33 @@ def test_data_is_never_a_placeholder(renderer: ChatRenderer, spelled: str) -> No
     assert all(set(prompt.ids[one.start : one.start + one.count]) == {ours} for one in prompt.images)
     assert prompt.ids.count(renderer.encode("<|vision_start|>")[0]) == 2
     assert shown(renderer, prompt).count(spelled + "<|vision_start|>[2 x 2]<|vision_end|>" + spelled) == 2
+
+
+PARTS = st.lists(
+    st.sampled_from(["<|image_pad|>", "<|vision_end|>", "<|im_end|>", "<|image_", "pad|>", "hi", "\n", "é"]).map(Text)
+    | st.sampled_from([image(SMALL), image(OTHER), image(WIDE)]),
+    max_size=5,
+).map(tuple)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(asked=PARTS, seen=PARTS, later=PARTS)
+def test_any_mixture(
+    renderer: ChatRenderer, asked: tuple[Part, ...], seen: tuple[Part, ...], later: tuple[Part, ...]
+) -> None:
+    messages = (user(*asked), calls_look(0), result(0, *seen), user(*later))
+    prompt = rendered(renderer, *messages)
+    named = [part.sha256 for message in messages for part in message.parts if isinstance(part, Image)]
+    assert [placed.sha256 for placed in prompt.images] == named
+    owned = [at for placed in prompt.images for at in range(placed.start, placed.start + placed.count)]
+    ours = pad(renderer)
+    assert [at for at, token in enumerate(prompt.ids) if token == ours] == owned
+    # Without its images the prompt says the texts, each where it was.
+    texts = [part.text for message in messages for part in message.parts if isinstance(part, Text)]
+    said, at = shown(renderer, prompt), 0
+    for text in texts:
+        assert text in said[at:]
+        at = said.index(text, at) + len(text)
 
 
 def test_an_image_in_a_tool_result(renderer: ChatRenderer) -> None:
