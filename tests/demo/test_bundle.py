@@ -95,11 +95,11 @@ def test_half_the_work_earns_nothing_and_the_experts_everything(family: str, tmp
     half = _box(place.name, tmp_path / "half")
     half.run(puzzle.partial)
     assert half.reward() == "0"
-    for harness in ("pi", "react"):
+    for harness in ("pi", "react", "codex", "claude-code"):
         box = _box(place.name, tmp_path / harness)
         for step in families.expert(puzzle, harness).steps:
-            if step.tool == "bash":
-                assert box.run(step.arguments["command"]).returncode == 0
+            if command := step.arguments.get("command") or step.arguments.get("cmd"):
+                assert box.run(command).returncode == 0
             elif step.tool == "write":
                 (box.work / step.arguments["path"]).write_text(step.arguments["content"], "utf-8")
         assert box.reward() == "1", harness

@@ -26,7 +26,13 @@ from openforgerl.protocols import Progress
 
 
 @click.command()
-@click.option("--harness", type=click.Choice(["pi", "react"]), default="pi", show_default=True, help="Which harness.")
+@click.option(
+    "--harness",
+    type=click.Choice(["pi", "react", "codex", "claude-code"]),
+    default="pi",
+    show_default=True,
+    help="Which harness. With codex or claude-code the demo is small: 4 families of tasks, 3 GRPO steps.",
+)
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Run folder.  [default: runs/demo]")
 @click.option("--seeds", type=click.IntRange(1, 20), help="Run so many seeds, one after another, and pool the result.")
 @config_options
@@ -41,6 +47,9 @@ def demo(
     A scripted teacher acts in the harness; the model learns from its successes (SFT), then from its own rollouts
     in the harness (GRPO). Held-out tasks measure it before and after. The report is RUN/report.html. Killed or
     interrupted, the same command goes on where it stopped.
+
+    With codex and claude-code (`openforgerl harness install NAME` first) the demo is small: it shows that every stage
+    runs through them, and the report says what it does not show.
     """
     base = demo_defaults(harness)
     config = resolve(DemoConfig, chosen, base=base)
@@ -96,6 +105,14 @@ def _print(report: dict[str, Any], path: Path) -> None:
     console.print(
         f"RL over SFT, pass@1: {gain['value']:+.2f}  [{gain['low']:+.2f}, {gain['high']:+.2f}]", highlight=False
     )
+    rl = report["rl"]
+    difference = "none compared" if rl["logprob_difference"] is None else f"{rl['logprob_difference']:.1e}"
+    console.print(
+        f"Largest sampler/learner log-prob difference: {difference} ({rl['updates']} updates of {rl['steps']} steps)",
+        highlight=False,
+    )
+    if report["note"]:
+        console.print(report["note"], highlight=False)
     console.print(f"Trained in {report['seconds'] / 60:.1f} minutes. Report: {path / 'report.html'}", highlight=False)
     console.print(f"One attempt, token by token: openforgerl show {path}", highlight=False)
 

@@ -7,7 +7,7 @@ scripted teacher knows its steps from the directory's `[metadata]` alone.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -65,7 +65,7 @@ class Puzzle:
     pi: tuple[Step, ...]
     """Expert calls with pi's tools bash, read and write."""
     react: tuple[Step, ...] = field(default=())
-    """Expert calls with the one tool bash; the same as `pi` when empty."""
+    """Expert calls with a shell alone; the same as `pi` when empty."""
     partial: str = ""
     """A shell script that does only half of the work; graded 0."""
 
@@ -349,9 +349,26 @@ def instruction(family: str, puzzle: Puzzle, phrasing: int) -> str:
     return PHRASINGS[family][phrasing].format_map(puzzle.slots)
 
 
+SHELL_TOOLS: Mapping[str, tuple[str, str]] = {
+    "react": ("bash", "command"),
+    "codex": ("exec_command", "cmd"),
+    "claude-code": ("Bash", "command"),
+}
+"""Harness whose expert uses the shell alone → that tool's name and its parameter."""
+
+
 def expert(puzzle: Puzzle, harness: str) -> Expert:
-    """The expert's calls in the tools of `harness`: pi's three, or one `bash` for any other."""
-    return Expert(puzzle.pi if harness == "pi" or not puzzle.react else puzzle.react)
+    """The expert's calls in the tools of `harness`: pi's three, or the one tool that runs a shell command.
+
+    Raises TaskError for a harness whose tools no expert speaks.
+    """
+    if harness == "pi":
+        return Expert(puzzle.pi)
+    if harness not in SHELL_TOOLS:
+        raise TaskError(f"no expert speaks the tools of {harness!r}; harnesses: pi, {', '.join(SHELL_TOOLS)}")
+    tool, parameter = SHELL_TOOLS[harness]
+    steps = puzzle.react or puzzle.pi
+    return Expert(tuple(Step(tool, {parameter: step.arguments["command"]}) for step in steps))
 
 
 def expert_steps(task_dir: Path, harness: str) -> Expert:

@@ -6,6 +6,7 @@ Nothing here is special to the demo but its sizes: the same rooms serve any mode
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -118,7 +119,7 @@ class Demo:
                 self.config.run,
                 options,
                 start=start,
-                tasks=self._split("rl"),
+                tasks=self._chosen("rl"),
                 renderer=self.renderer,
                 watch=Watch(self._report_failure, on_step),
             )
@@ -133,10 +134,27 @@ class Demo:
 
     def held_out(self) -> list[Task]:
         """Tasks no training stage ever sees."""
-        return [task for split in HELD_OUT_SPLITS for task in self._split(split)[: self.config.demo.eval_tasks]]
+        return [task for split in HELD_OUT_SPLITS for task in self._measured(split)]
 
     def _split(self, name: str) -> list[Task]:
         return [task for task in self.tasks if task.metadata.get("split") == name]
+
+    def _chosen(self, split: str) -> list[Task]:
+        """Tasks of `split` whose family GRPO and the measurements use."""
+        families = self.config.demo.families
+        return [task for task in self._split(split) if not families or task.metadata.get("family") in families]
+
+    def _measured(self, split: str) -> list[Task]:
+        """The first tasks of `split`, so many in all and of each family as the options say."""
+        options = self.config.demo
+        taken: Counter[object] = Counter()
+        measured: list[Task] = []
+        for task in self._chosen(split):
+            family = task.metadata.get("family")
+            taken[family] += 1
+            if options.eval_per_family is None or taken[family] <= options.eval_per_family:
+                measured.append(task)
+        return measured[: options.eval_tasks]
 
     def _plan(self, tasks: Sequence[Task], purpose: str, per_task: int) -> list[list[Rollout]]:
         return plan_rollouts(

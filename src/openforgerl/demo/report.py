@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from openforgerl.demo import plots
 from openforgerl.demo.pipeline import HELD_OUT_SPLITS, SECONDS, STAGES, TEACHER, TRAIN, base_model
-from openforgerl.demo.settings import DemoConfig
+from openforgerl.demo.settings import DemoConfig, small_note
 from openforgerl.evals import TaskResult, compare_stages, summarise, summarise_by
 from openforgerl.evals.summary import task_values
 from openforgerl.orchestrator.assembly import RunFolder
@@ -113,6 +113,8 @@ def build_report(facts: Facts) -> dict[str, Any]:
         "tokens": {purpose: _account(facts, purpose) for purpose in _purposes()},
         "failures": {purpose: _failures(facts.of(purpose)) for purpose in _purposes()},
         "harness": _harness(facts),
+        "prompt_tokens": _prompt_tokens(facts),
+        "note": small_note(config),
         "model": {"parameters": parameters, "base": (base_model() / "SHA256SUMS").read_text().split()[0]},
         "seconds": round(sum(facts.seconds.values()), 1),
         "seconds_by_stage": dict(facts.seconds),
@@ -191,6 +193,18 @@ def _sft(facts: Facts) -> dict[str, Any]:
     return {"rollouts": len(solved), "samples": samples, "steps": facts.config.sft.steps}
 
 
+def _prompt_tokens(facts: Facts) -> int:
+    """Tokens before the first sampled one, in the GRPO row that has the fewest."""
+    starts = [
+        sample.spans[0].start
+        for attempt in facts.of(TRAIN)
+        if (found := facts.accounts.get(attempt.attempt_id)) is not None
+        for sample in found.samples
+        if sample.spans
+    ]
+    return min(starts, default=0)
+
+
 def _rl(facts: Facts) -> dict[str, Any]:
     metrics = [step.metrics for step in facts.steps]
     differences = [
@@ -202,7 +216,8 @@ def _rl(facts: Facts) -> dict[str, Any]:
         "group_size": facts.config.train.group_size,
         "skipped_groups": sum(row["groups_degenerate"] for row in metrics),
         "dropped_groups": sum(row["groups_dropped"] for row in metrics),
-        "logprob_difference": max(differences, default=0.0),
+        "updates": len(differences),
+        "logprob_difference": max(differences, default=None),
     }
 
 
