@@ -1,0 +1,69 @@
+"""What is expected of each harness in each row; where a harness itself can't go on, the fact in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from .attempts import Ran
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The end of an attempt and where its tokens went."""
+
+    ended: str = "finished"
+    passed: bool | None = True
+    threads: Mapping[str, int] = field(default_factory=lambda: {"main": 1})
+    """Role → number of threads."""
+    masked: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
+    """Reasons for which sampled tokens do not train."""
+    fact: str = ""
+    """What the harness does, where it is not what the row hopes for; part of the published matrix."""
+
+
+def seen(ran: Ran, fact: str) -> Expected:
+    """What an attempt came to, to be compared."""
+    return Expected(
+        ended=ran.ended,
+        passed=ran.passed,
+        threads=ran.threads,
+        masked=frozenset(ran.totals.masked),
+        dropped=frozenset(ran.totals.dropped),
+        fact=fact,
+    )
+
+
+LOST = Expected(dropped=frozenset({"error"}))
+"""The engine broke off: its tokens were never delivered whole, and no later prompt holds them."""
+DEFAULTS: Mapping[str, Expected] = MappingProxyType(
+    {
+        "cut": LOST,
+        "sub-agent": Expected(threads={"main": 1, "subagent": 1}),
+        "compaction": Expected(threads={"compaction": 1, "main": 1}),
+        "overflow": Expected(
+            ended="limit", fact="Ends with an error; the attempt is graded as left, and counted as a limit."
+        ),
+    }
+)
+
+FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
+    {
+        ("qwen-code", "cut"): Expected(
+            masked=frozenset({"error"}),
+            fact="Keeps the broken answer, asks for the rest, then merges both into one turn: a branch starts there.",
+        ),
+        ("openclaw", "malformed"): Expected(
+            ended="crashed_by_policy",
+            passed=False,
+            fact="Ends the run with exit 1; the attempt is graded as left, since the policy caused it.",
+        ),
+    }
+)
+
+
+def expected(harness: str, row: str) -> Expected:
+    """The harness's own entry, else the row's, else a finished task in one thread with every token trained."""
+    return FACTS.get((harness, row)) or DEFAULTS.get(row) or Expected()
