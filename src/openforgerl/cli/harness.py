@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from openforgerl import plugins
 from openforgerl.errors import InputError
 from openforgerl.harnesses.catalogue import inspect, installable
 from openforgerl.harnesses.catalogue import install as install_package
@@ -31,7 +32,12 @@ def install_command(name: str, cache: str | None) -> None:
 def list_command(cache: str | None) -> None:
     """List harnesses, their pinned versions, and which are installed."""
     directory = _cache(cache)
-    for name, version in installable().items():
+    versions = installable()
+    for name in sorted({*versions, *plugins.names("harness")}):
+        version = versions.get(name)
+        if version is None:
+            click.echo(f"{name:<15} {'-':<10} comes with nothing to install; docs/harnesses.md says what it takes")
+            continue
         try:
             found = inspect(name, directory)
         except InputError as error:
