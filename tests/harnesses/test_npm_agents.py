@@ -88,6 +88,7 @@ async def test_a_task_of_several_calls(
         {"reasoning": "First copy.", "text": "I copy. ", "tool_calls": [shell(name, "cp a.txt b.txt && id -u")]},
         {"tool_calls": [shell(name, "cat b.txt; pwd")]},
         {"text": "Done."},
+        timeout=540,  # opencode takes 12 CPU seconds, which a busy machine makes minutes of
     )
     assert ran.files == {"/workspace/b.txt": b"hello\n"}, ran.said
     assert (ran.exit.code, ran.ending.kind, ran.ending.by_policy) == (0, "finished", True), ran.said
