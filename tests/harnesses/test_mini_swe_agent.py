@@ -147,6 +147,7 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> ChatRenderer:
 
 @pytest.mark.sandbox
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 class TestReal:
     """The installed package; about ten seconds of processor time a run."""
 
@@ -172,6 +173,23 @@ class TestReal:
         one_thread_all_trained(ran, calls=3)
         report = harness.report()
         assert (report["version"], report["python_version"]) == ("2.4.6", "3.11")
+
+    @pytest.mark.parametrize("api", ["responses", "messages"])
+    async def test_the_other_protocols(
+        self, harness_cache: Path, tmp_path: Path, renderer: ChatRenderer, api: Any
+    ) -> None:
+        options = MiniSweAgentOptions(api=api, attempts=1)
+        harness = MiniSweAgentHarness(
+            HarnessOptions(cache=cached(harness_cache, "mini-swe-agent"), mini_swe_agent=options)
+        )
+        ran = await run_agent(
+            tmp_path, renderer, harness, tool("bash", command="cp a.txt b.txt"), tool("bash", command=SUBMIT)
+        )
+        assert (ran.exit.code, ran.ending.kind, ran.ending.by_policy) == (0, "finished", True), ran.said
+        assert ran.files["/workspace/b.txt"] == b"hello\n"
+        assert {call.dialect for call in ran.calls} == {api}
+        assert observed_user_agents(ran.calls) == (harness.report()["user_agent"],) == ("litellm/1.110.2",)
+        one_thread_all_trained(ran, calls=2)
 
     async def test_answers_that_are_no_calls(
         self, harness: MiniSweAgentHarness, tmp_path: Path, renderer: ChatRenderer

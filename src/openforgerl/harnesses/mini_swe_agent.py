@@ -15,7 +15,8 @@ from openforgerl.types import Ending, Exit, HarnessContext, JsonValue, Layer, Mo
 
 FORMAT_ERRORS = 3
 """mini-swe-agent ends after so many answers in a row without a well-formed call (`max_consecutive_format_errors`)."""
-ANTHROPIC_USER_AGENT = "litellm/1.110.2"
+LITELLM_USER_AGENT = "litellm/1.110.2"
+"""Of its calls in `responses` and `messages`; in `chat` they go through OpenAI's library."""
 
 
 class MiniSweAgentHarness:
@@ -107,8 +108,8 @@ class MiniSweAgentHarness:
     def report(self) -> Mapping[str, JsonValue]:
         """Version, digests (checked against the pinned package digest) and Python's version."""
         report = dict(self._package.report())
-        if self.dialect == "messages":
-            report["user_agent"] = ANTHROPIC_USER_AGENT
+        if self.dialect != "chat":
+            report["user_agent"] = LITELLM_USER_AGENT
         return report
 
 
