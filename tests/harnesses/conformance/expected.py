@@ -49,8 +49,13 @@ DEFAULTS: Mapping[str, Expected] = MappingProxyType(
     }
 )
 
+SILENT = Expected(ended="gave_up", fact="Takes an answer without a word as the end of the run.")
 FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
     {
+        **{(harness, "empty"): SILENT for harness in ("pi", "codex", "opencode", "openclaw")},
+        # First the question that began the turn, then, since the long output stayed, the turn itself.
+        ("pi", "compaction"): Expected(threads={"compaction": 2, "main": 1}),
+        ("pi", "length"): Expected(ended="limit", fact="Takes the cut answer as its last word; counted as a limit."),
         ("qwen-code", "cut"): Expected(
             masked=frozenset({"error"}),
             fact="Keeps the broken answer, asks for the rest, then merges both into one turn: a branch starts there.",

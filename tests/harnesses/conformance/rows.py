@@ -13,7 +13,7 @@ CHILD = "Copy a.txt to b.txt for me, child."
 """What a sub-agent is told: its conversation is known by these words."""
 SUMMARY = "The user wants a.txt copied to b.txt; nothing is copied yet, go on with that."
 SUMMARISER = (
-    "CONTEXT CHECKPOINT COMPACTION|CRITICAL: Respond with TEXT ONLY|<conversation>|"
+    "CONTEXT CHECKPOINT COMPACTION|CRITICAL: Respond with TEXT ONLY|<conversation>|# Instructions\nThe messages above|"
     "Create a structured|Update the anchored|anchored summary|summar(y|ize) of (the|our) conversation|"
     "context summarization"
 )

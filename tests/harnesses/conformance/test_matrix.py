@@ -55,8 +55,8 @@ def test_the_record_agrees_with_what_the_tests_expect() -> None:
             assert result["sampled"] == result["trained"] + lost, (harness, row)
 
 
-def test_every_harness_is_in_the_record() -> None:
-    assert set(PUBLISHED) == set(SPEECH)
+def test_the_record_names_only_what_is_run() -> None:
+    assert set(PUBLISHED) <= set(SPEECH)
 
 
 def test_a_new_result_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
