@@ -56,6 +56,9 @@ FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
         # First the question that began the turn, then, since the long output stayed, the turn itself.
         ("pi", "compaction"): Expected(threads={"compaction": 2, "main": 1}),
         ("pi", "length"): Expected(ended="limit", fact="Takes the cut answer as its last word; counted as a limit."),
+        ("codex", "length"): Expected(
+            ended="limit", fact="Ends the run after a cut answer, without another request; counted as a limit."
+        ),
         ("qwen-code", "cut"): Expected(
             masked=frozenset({"error"}),
             fact="Keeps the broken answer, asks for the rest, then merges both into one turn: a branch starts there.",

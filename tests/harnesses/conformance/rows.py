@@ -141,7 +141,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
                 "compaction",
                 "the harness summarises its own history",
                 compaction,
-                told={"codex": 44_000, "claude-code": 70_000, "pi": 12_000, "opencode": 40_000},
+                told={"codex": 34_000, "claude-code": 70_000, "pi": 12_000, "opencode": 40_000},
                 only=("codex", "claude-code", "pi", "opencode"),
             ),
             Row("length", "an answer cut at its length", length_cut),
