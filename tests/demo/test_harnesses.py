@@ -26,9 +26,11 @@ from openforgerl.harnesses.codex import CodexHarness
 from openforgerl.harnesses.options import PiOptions
 from openforgerl.orchestrator.assembly import open_run
 from openforgerl.protocols import Progress
+from openforgerl.rendering import load_renderer
 from openforgerl.types import HarnessContext, Rollout, Task
 
 SHELLS = {"codex": ("exec_command", "cmd"), "claude-code": ("Bash", "command")}
+SIZES = bundle.TASKS_PER_FAMILY
 FOUR = {"copy", "delete", "rename", "sort"}
 
 
@@ -139,15 +141,29 @@ async def test_a_small_demo_is_small(harness: str, tmp_path: Path) -> None:
     measured = Counter(str(task.metadata["family"]) for task in demo.held_out())
     assert measured == dict.fromkeys(FOUR, 2)
     assert Counter(task.metadata["split"] for task in demo.held_out()) == {"heldout": 4, "heldout-phrasing": 4}
+    assert Counter(task.metadata["family"] for task in demo.shown()) == dict.fromkeys(FOUR, SIZES["sft"] + 6)
+    assert Counter(task.metadata["family"] for task in demo.practised()) == dict.fromkeys(FOUR, SIZES["rl"] - 6)
+    used = [task.name for task in (*demo.shown(), *demo.practised(), *demo.held_out())]
+    assert len(set(used)) == len(used)  # nothing is shown and practised, nothing measured was seen
     assert demo.config.train.steps <= 4
     assert "3 GRPO steps" in small_note(demo.config) and "copy, delete, rename, sort" in small_note(demo.config)
 
 
 async def test_pi_s_demo_is_whole(tmp_path: Path) -> None:
     demo = await demo_of(tmp_path, "pi")
-    # 12 trained families with 3 new tasks and 1 new wording each; 2 new families with 4 tasks.
-    assert len(demo.held_out()) == 12 * (3 + 1) + 2 * 4
+    assert len(demo.held_out()) == 12 * (SIZES["heldout"] + SIZES["heldout-phrasing"]) + 2 * SIZES["heldout-family"]
+    assert len(demo.shown()) == 12 * SIZES["sft"] and len(demo.practised()) == 12 * SIZES["rl"]
+    assert demo.base == base_model()
     assert small_note(demo.config) == ""
+
+
+async def test_claude_code_s_model_is_served_with_a_longer_context(tmp_path: Path) -> None:
+    demo = await demo_of(tmp_path, "claude-code")
+    shipped = json.loads((base_model() / "config.json").read_text())
+    served = json.loads((demo.base / "config.json").read_text())
+    assert served == shipped | {"max_position_embeddings": 32_768}
+    assert (demo.base / "model.safetensors").read_bytes() == (base_model() / "model.safetensors").read_bytes()
+    assert demo.renderer.encode("cp a b") == load_renderer(base_model()).encode("cp a b")
 
 
 async def test_tasks_can_be_cut_by_family_and_in_all(tmp_path: Path) -> None:
@@ -168,6 +184,7 @@ async def test_tasks_can_be_cut_by_family_and_in_all(tmp_path: Path) -> None:
         ('demo.families=["nope"]', "families must be among copy, "),
         ('demo.families=["sum"]', "got sum"),  # bundled, but neither trained on nor measured
         ("demo.eval_per_family=0", "eval_per_family must be 1 or more; got 0"),
+        ("demo.lent_per_family=-1", "lent_per_family must be 0 or more; got -1"),
         ("demo.sft_tasks=0", "sft_tasks must be 1 or more; got 0"),
     ],
 )
@@ -182,6 +199,7 @@ CUT_DOWN = (
     "train.groups_per_step=1",
     "train.group_size=2",
     "demo.sft_tasks=1",
+    "demo.lent_per_family=0",
     "demo.validation_tasks=1",
     "demo.eval_tasks=1",
 )

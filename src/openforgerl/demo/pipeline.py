@@ -5,6 +5,8 @@ Nothing here is special to the demo but its sizes: the same rooms serve any mode
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -48,6 +50,20 @@ def base_model() -> Path:
     return Path(str(files("openforgerl.demo") / "base"))
 
 
+def lengthened_model(directory: Path, context_length: int) -> Path:
+    """The shipped base checkpoint with another context length, written to `directory` unless it is there."""
+    if not (directory / "config.json").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        for file in base_model().iterdir():
+            if file.name not in ("config.json", "SHA256SUMS"):
+                shutil.copyfile(file, directory / file.name)
+        config = json.loads((base_model() / "config.json").read_text())
+        # Written last: where it stands, the rest does too.
+        text = json.dumps(config | {"max_position_embeddings": context_length}, indent=2)
+        (directory / "config.json").write_text(text + "\n")
+    return directory
+
+
 @dataclass(slots=True)
 class Demo:
     """One demo run in one run folder."""
@@ -56,10 +72,14 @@ class Demo:
     config: DemoConfig
     progress: Progress
     tasks: Sequence[Task] = field(default_factory=demo_tasks)
+    base: Path = field(init=False)
+    """The model that everything starts from."""
     renderer: Renderer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.renderer = load_renderer(base_model())
+        length = self.config.demo.context_length
+        self.base = base_model() if length is None else lengthened_model(self.folder.path / "base", length)
+        self.renderer = load_renderer(self.base)
 
     async def run(self) -> None:
         """All stages in order. Each leaves its attempts in the store, so that a restart skips what is done."""
@@ -67,7 +87,7 @@ class Demo:
         # The last checkpoint, not the one of lowest validation loss: late in SFT the few tokens still wrong cost ever
         # more nats while ever more tokens are right, and what counts here is whole commands (accuracy in the curve).
         tuned = (await self.fine_tune()).last
-        await self.measure("untrained", base_model())
+        await self.measure("untrained", self.base)
         await self.measure("sft", tuned)
         trained = await self.reinforce(tuned)
         await self.measure("rl", trained)
@@ -75,7 +95,7 @@ class Demo:
     async def teach(self) -> None:
         """The scripted expert acts in the harness; each task several times (the paper's recipe)."""
         options = self.config.demo
-        taught = [*self._split("sft")[: options.sft_tasks], *self._split("validation")[: options.validation_tasks]]
+        taught = [*self.shown(), *self._chosen("validation")[: options.validation_tasks]]
         by_slug = {task_slug(task): task for task in taught}
         engine = ScriptedEngine(Teacher(by_slug, self.config.harness.name), self.renderer, model_name=MODEL_NAME)
         groups = self._plan(taught, TEACHER, options.teacher_rollouts)
@@ -84,9 +104,9 @@ class Demo:
 
     async def fine_tune(self) -> SftResult:
         """SFT on the teacher's successes; validated on tasks of their own."""
-        train, validation = await self._successes("sft"), await self._successes("validation")
+        train, validation = await self._successes(self.shown()), await self._successes(self._chosen("validation"))
         options = self.config.sft
-        learner = Learner(base_model(), options.learner, planned_steps=options.steps)
+        learner = Learner(self.base, options.learner, planned_steps=options.steps)
 
         def on_step(metrics: StepMetrics, point: ValidationPoint | None) -> None:
             note = None if point is None else f"validation loss {point.loss:.3f}"
@@ -99,7 +119,7 @@ class Demo:
                 validation,
                 options,
                 directory=self.folder.path / "checkpoints" / "sft",
-                companions=base_model(),
+                companions=self.base,
                 on_step=on_step,
             )
 
@@ -119,7 +139,7 @@ class Demo:
                 self.config.run,
                 options,
                 start=start,
-                tasks=self._chosen("rl"),
+                tasks=self.practised(),
                 renderer=self.renderer,
                 watch=Watch(self._report_failure, on_step),
             )
@@ -132,6 +152,15 @@ class Demo:
         async with self._stage(name, sum(map(len, groups))), self._house(self._engine(model)) as house:
             await self._collect(name, house, groups, Recording(Source.POLICY, Sampling()))
 
+    def shown(self) -> list[Task]:
+        """Tasks that the teacher shows for SFT."""
+        lent = [task for place, task in self._by_family("rl") if place < self.config.demo.lent_per_family]
+        return [*self._chosen("sft")[: self.config.demo.sft_tasks], *lent]
+
+    def practised(self) -> list[Task]:
+        """Tasks that GRPO trains on; none of them is shown before."""
+        return [task for place, task in self._by_family("rl") if place >= self.config.demo.lent_per_family]
+
     def held_out(self) -> list[Task]:
         """Tasks no training stage ever sees."""
         return [task for split in HELD_OUT_SPLITS for task in self._measured(split)]
@@ -140,21 +169,25 @@ class Demo:
         return [task for task in self.tasks if task.metadata.get("split") == name]
 
     def _chosen(self, split: str) -> list[Task]:
-        """Tasks of `split` whose family GRPO and the measurements use."""
+        """Tasks of `split` that are of the chosen families."""
         families = self.config.demo.families
         return [task for task in self._split(split) if not families or task.metadata.get("family") in families]
+
+    def _by_family(self, split: str) -> list[tuple[int, Task]]:
+        """Chosen tasks of `split`, each with its place (from 0) among those of its family."""
+        seen: Counter[object] = Counter()
+        places: list[tuple[int, Task]] = []
+        for task in self._chosen(split):
+            family = task.metadata.get("family")
+            places.append((seen[family], task))
+            seen[family] += 1
+        return places
 
     def _measured(self, split: str) -> list[Task]:
         """The first tasks of `split`, so many in all and of each family as the options say."""
         options = self.config.demo
-        taken: Counter[object] = Counter()
-        measured: list[Task] = []
-        for task in self._chosen(split):
-            family = task.metadata.get("family")
-            taken[family] += 1
-            if options.eval_per_family is None or taken[family] <= options.eval_per_family:
-                measured.append(task)
-        return measured[: options.eval_tasks]
+        most = options.eval_per_family
+        return [task for place, task in self._by_family(split) if most is None or place < most][: options.eval_tasks]
 
     def _plan(self, tasks: Sequence[Task], purpose: str, per_task: int) -> list[list[Rollout]]:
         return plan_rollouts(
@@ -203,9 +236,9 @@ class Demo:
         if lost:
             raise InputError(f"{stage}: no verdict for {', '.join(lost[:5])} after all refills; see the failures above")
 
-    async def _successes(self, split: str) -> list[Sample]:
-        """Samples of the teacher's solved attempts on tasks of `split`."""
-        names = {task.name for task in self._split(split)}
+    async def _successes(self, tasks: Sequence[Task]) -> list[Sample]:
+        """Samples of the teacher's solved attempts on `tasks`."""
+        names = {task.name for task in tasks}
         rollouts = {r.rollout_id for r in await self.folder.store.rollouts(purpose=TEACHER) if r.task in names}
         solved = [
             attempt.attempt_id

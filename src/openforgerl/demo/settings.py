@@ -40,6 +40,13 @@ SMALL_HARNESSES: Mapping[str, dict[str, Any]] = {
 request takes 14,500 (codex, quiet) and 2,100 (Claude Code, `--bare`) of the demo model's tokens, and its context holds
 4,096; so set, it takes about 1,430 and 1,070, nearly all of them the tools' descriptions."""
 
+SMALL_CONTEXTS: Mapping[str, int | None] = {
+    "codex": None,
+    # Told of 4,096, Claude Code begins to summarise after one turn, and asking for the summary takes 5,300.
+    "claude-code": 32_768,
+}
+"""Harness → `demo.context_length`."""
+
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much of each stage."""
@@ -53,7 +60,12 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     eval_per_family: int | None = None
     """Held-out tasks of each family and split that are measured; null = all."""
     families: tuple[str, ...] = ()
-    """Families that GRPO and the measurements use; empty = all. The teacher shows every trained family."""
+    """Families that are taught, trained on and measured; empty = all."""
+    lent_per_family: int = 0
+    """Tasks of each family that the teacher shows instead of GRPO's using them, so that SFT has more to learn from."""
+    context_length: int | None = None
+    """Tokens that the model's context is served with; null = as shipped (4096). Its positions are rotary and go on
+    further, but it never saw so long a text."""
     sft_tasks: int | None = None
     """Tasks that the teacher shows; null = all of the sft split."""
     validation_tasks: int | None = None
@@ -64,7 +76,9 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"teacher_rollouts must be 1 or more; got {self.teacher_rollouts}")
         if self.eval_attempts < 3:
             raise ValueError(f"eval_attempts must be 3 or more, for pass@3 and pass^3; got {self.eval_attempts}")
-        for name in ("eval_tasks", "eval_per_family", "sft_tasks", "validation_tasks"):
+        if self.lent_per_family < 0:
+            raise ValueError(f"lent_per_family must be 0 or more; got {self.lent_per_family}")
+        for name in ("eval_tasks", "eval_per_family", "sft_tasks", "validation_tasks", "context_length"):
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more; got {value}")
@@ -128,14 +142,15 @@ def _small(harness: str) -> dict[str, Any]:
         "run": {"concurrency": 4},
         "demo": {
             "teacher_rollouts": 1,
-            "validation_tasks": 4,
             "eval_per_family": 1,  # of each of two splits: new parameters, new wording
             "families": ["copy", "delete", "rename", "sort"],
+            "lent_per_family": 6,
+            "context_length": SMALL_CONTEXTS[harness],
         },
         "sft": {
-            "steps": 60,
+            "steps": 120,
             "learner": {
-                "optimizer": {"kind": "muon", "lr": 4e-3, "warmup_steps": 6, "decay": "linear", "decay_start": 0.0}
+                "optimizer": {"kind": "muon", "lr": 4e-3, "warmup_steps": 10, "decay": "linear", "decay_start": 0.0}
             },
         },
         "train": {
