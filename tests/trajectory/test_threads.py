@@ -334,6 +334,10 @@ def test_compaction_inside_the_history() -> None:
     assert (inside.role, inside.parent_call_id) == (ThreadRole.COMPACTION, "c0")
     assert inside.thread.startswith("compaction:")
     assert inside.restored == {2: session.calls[0]}
+    reminded = session.ask(*START, said("a"), user("next", words), system("The date has changed."))
+    assert reminded.role is ThreadRole.COMPACTION
+    answered = session.ask(*START, said("a"), user(words), said("b"), user("next"))
+    assert answered.role is ThreadRole.MAIN
     quoted = session.ask(*START, said("a"), user(f"what does this mean: {words}"))
     assert quoted.role is ThreadRole.MAIN
     codex = session.ask(*START, said("a"), user("You are performing a CONTEXT CHECKPOINT COMPACTION. ..."), tools=())

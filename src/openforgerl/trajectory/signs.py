@@ -259,7 +259,8 @@ def first_user(conversation: Conversation) -> str:
 
 
 def _last_user_block(conversation: Conversation) -> str:
-    last = conversation.messages[-1] if conversation.messages else None
+    # Claude Code may put system messages of its own behind the user's.
+    last = next((message for message in reversed(conversation.messages) if message.role is not Role.SYSTEM), None)
     if last is None or last.role is not Role.USER:
         return ""
     texts = [part.text for part in last.parts if isinstance(part, Text)]
