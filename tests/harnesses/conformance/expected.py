@@ -59,6 +59,14 @@ FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
         ("codex", "length"): Expected(
             ended="limit", fact="Ends the run after a cut answer, without another request; counted as a limit."
         ),
+        # A summary without the tags that it asked for is asked for once more.
+        ("claude-code", "compaction"): Expected(threads={"compaction": 2, "main": 1}),
+        # It asks with and without the reminders of its own that it puts behind the question.
+        ("claude-code", "overflow"): Expected(
+            ended="limit",
+            threads={"compaction": 2, "main": 1},
+            fact="Asks for a summary, which one long output leaves no room for either; then ends, counted as a limit.",
+        ),
         ("qwen-code", "cut"): Expected(
             masked=frozenset({"error"}),
             fact="Keeps the broken answer, asks for the rest, then merges both into one turn: a branch starts there.",
