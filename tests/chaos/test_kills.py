@@ -41,11 +41,11 @@ ROUND_LIMIT = 240.0
 """Seconds for one process."""
 
 
-def life(folder: Path, temporary: Path, point: str, count: int) -> int:
+def life(harness: str, folder: Path, temporary: Path, point: str, count: int) -> int:
     """Run the demo until it ends or kills itself; its return code (-9 when killed)."""
     settings = [word for setting in SETTINGS for word in ("-s", setting)]
     command = [sys.executable, str(Path(__file__).with_name("drive.py")), point, str(count), "--"]
-    command += ["--harness", "react", "--run", str(folder), *settings]
+    command += ["--harness", harness, "--run", str(folder), *settings]
     environment = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ROUND_LIMIT)
     assert done.returncode in (0, -signal.SIGKILL), done.stdout[-2000:] + done.stderr[-4000:]
@@ -99,7 +99,8 @@ def gone(folder: Path) -> bool:
 
 @pytest.mark.sandbox
 @pytest.mark.timeout(1800)
-def test_twenty_kills_lose_nothing_double_nothing_and_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("harness", ["react", pytest.param("pi", marks=(pytest.mark.slow, pytest.mark.node))])
+def test_twenty_kills_lose_nothing_double_nothing_and_leave_nothing(harness: str, tmp_path: Path) -> None:
     folder, temporary = tmp_path / "run", tmp_path / "tmp"
     temporary.mkdir()
     rng = random.Random(SEED)
@@ -107,14 +108,14 @@ def test_twenty_kills_lose_nothing_double_nothing_and_leave_nothing(tmp_path: Pa
     mounts_before = Path("/proc/self/mountinfo").read_text()
     kept: dict[str, bytes] = {}
     for number, (point, count) in enumerate(SCHEDULE):
-        code = life(folder, temporary, point, count or rng.randint(2, 60))
+        code = life(harness, folder, temporary, point, count or rng.randint(2, 60))
         assert code == -signal.SIGKILL, f"life {number} ended before it met {point}"
         assert gone(folder), sandbox_processes(folder)
         cgroups |= named_cgroups(folder)
         now = finished(folder)
         assert kept.items() <= now.items(), "a finished attempt changed or was lost"
         kept = now
-    assert life(folder, temporary, "none", 0) == 0
+    assert life(harness, folder, temporary, "none", 0) == 0
     assert kept.items() <= finished(folder).items()
     asyncio.run(check_run(folder))
     assert gone(folder)
