@@ -59,7 +59,7 @@ FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
         ("codex", "length"): Expected(
             ended="limit", fact="Ends the run after a cut answer, without another request; counted as a limit."
         ),
-        # A summary without the tags that it asked for is asked for once more.
+        # It asks twice.
         ("claude-code", "compaction"): Expected(threads={"compaction": 2, "main": 1}),
         # It asks with and without the reminders of its own that it puts behind the question.
         ("claude-code", "overflow"): Expected(
