@@ -18,8 +18,12 @@ HEAD = """# Which harness does what
 
 Every cell is one attempt with the real program in the process sandbox, against the real proxy, store and verifier; only
 the model is scripted (`tests/harnesses/conformance/`). Made from [harness-matrix.json](harness-matrix.json), which
-`OPENFORGERL_MATRIX=docs/harness-matrix.json pytest tests/harnesses/conformance` writes (add `-k` for a part; the rest
-stays as it was). A test compares the two.
+
+```
+OPENFORGERL_MATRIX=docs/harness-matrix.json pytest -m "slow or not slow" tests/harnesses/conformance/test_conformance.py
+```
+
+writes (add `-k` for a part; the rest stays as it was). A test compares the two.
 
 *pass*: the right file, the right verdict, the threads that the row is about, no call unattributed, and every sampled
 token trained, or left out for the reason that the footnote names. *fact*: what the harness itself does instead, checked
