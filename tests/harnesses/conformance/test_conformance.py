@@ -1,7 +1,7 @@
 """Every real harness through every row: the file, the verdict, the threads, and where every sampled token went.
 
-The core rows of all, and every row of pi, codex and claude-code, run with the other tests; the rest is `slow`, and so
-is every row that waits for a minute. With OPENFORGERL_MATRIX set to a file, the results are written there.
+Every row of pi, codex and claude-code and the core rows of gemini-cli and qwen-code run with the other tests; the rest
+is `slow`, and so is every row that waits for a minute. With OPENFORGERL_MATRIX set to a file, the results are written there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from .rows import CORE, ROWS
 from .speech import SPEECH
 
 EVERY_ROW = ("pi", "codex", "claude-code")
+BY_HAND = ("opencode", "openclaw", "mini-swe-agent")
+"""Harnesses that take ten to thirty CPU seconds an attempt, and hundreds of megabytes to install."""
 HEAVY = ("silent-minute",)
 """Rows that take a minute of waiting, or more, with any harness."""
 
@@ -37,8 +39,8 @@ def cells() -> Iterator[object]:
         for row in ROWS.values():
             if row.only and harness not in row.only:
                 continue
-            in_ci = row.name not in HEAVY and (row.name in CORE or harness in EVERY_ROW)
-            marks = () if in_ci else (pytest.mark.slow,)
+            wanted = harness in EVERY_ROW or (row.name in CORE and harness not in BY_HAND)
+            marks = () if wanted and row.name not in HEAVY else (pytest.mark.slow,)
             yield pytest.param(harness, row.name, id=f"{harness}-{row.name}", marks=marks)
 
 
