@@ -1,7 +1,8 @@
 """Every real harness through every row: the file, the verdict, the threads, and where every sampled token went.
 
 Every row of pi, codex and claude-code and the core rows of gemini-cli and qwen-code run with the other tests; the rest
-is `slow`, and so is every row that waits for a minute. With OPENFORGERL_MATRIX set to a file, the results are written there.
+is `slow`, and so is every row that waits for a minute. With OPENFORGERL_MATRIX set to a file, the results are written
+there.
 """
 
 from __future__ import annotations
