@@ -16,11 +16,13 @@ test: $(VENV)/.test-ready
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-$(VENV)/bin/python:
-	@python=$$(./scripts/find_python.sh) && echo "Making $(VENV) with $$python" && "$$python" -m venv $(VENV)
+# A stamp, because the interpreter is there before the rest is: what was interrupted is made anew.
+$(VENV)/.made:
+	@python=$$(./scripts/find_python.sh) && echo "Making $(VENV) with $$python" && "$$python" -m venv --clear $(VENV)
+	@touch $@
 
 # torch first and pinned: asked for as a dependency, pip would take a CUDA build of several GB.
-$(VENV)/.torch-ready: $(VENV)/bin/python constraints.txt
+$(VENV)/.torch-ready: $(VENV)/.made constraints.txt
 	@echo "Installing torch (CPU, about 0.9 GB on disk)"
 	@$(PIP) install torch==2.13.0
 	@touch $@

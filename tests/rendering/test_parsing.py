@@ -331,3 +331,13 @@ def test_a_block_that_never_begins_costs_what_is_new(opening: str) -> None:
     _, message = grammar.end()
     assert time.process_time() - started < 2
     assert len(message.tool_calls) == (1 if opening.endswith(":") else 0)
+
+
+def test_blanks_inside_arguments_cost_their_length() -> None:
+    """Blanks may be the end of the arguments; looking for that end from each of them took minutes."""
+    grammar = AnswerGrammar(Style(thinking=True, calls=True), thought_open=False, seed="s")
+    started = time.process_time()
+    grammar.write('<tool_call>{"name": "a", "arguments": {"x": 1')
+    deltas = grammar.write(" " * 200_000 + "x")
+    assert time.process_time() - started < 2
+    assert "".join(delta.text for delta in deltas if delta.kind == "arguments").endswith(" x")

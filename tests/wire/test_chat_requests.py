@@ -334,3 +334,18 @@ def test_requests_of_real_harnesses_are_taken_whole(path: Path) -> None:
         assert read.text == text
         calls = given.get("tool_calls") or []
         assert [call.arguments for call in read.tool_calls] == [call["function"]["arguments"] for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("stop", "complaint"),
+    [
+        (["a"] * 65, "stop: may hold 64 stop strings; got 65"),
+        (["a", ""], "stop[1]: must have 1 to 1000 characters; it has 0"),
+        (["a" * 1001], "stop[0]: must have 1 to 1000 characters; it has 1001"),
+    ],
+)
+def test_stop_strings_are_bounded(stop: list[str], complaint: str) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "q"}], "stop": stop}).encode()
+    with pytest.raises(WireError) as refused:
+        ChatDialect().parse(body)
+    assert refused.value.message == complaint

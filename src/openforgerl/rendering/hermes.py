@@ -38,7 +38,6 @@ CALL, END_CALL = "<tool_call>", "</tool_call>"
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])+")\s*,\s*"arguments"\s*:\s*(?=\S)')
 _ARGUMENTS = '"arguments"'
-_TAIL = re.compile(r"\}?\s*\Z")
 _WHITE = re.compile(r"\s*")
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]+')
 _BETWEEN = re.compile(r'[^"{}\[\]<]+')
@@ -193,8 +192,7 @@ class AnswerGrammar:
             self._rest = ""
             return False
         held = _held(self._rest, END_CALL)
-        tail = _TAIL.search(self._rest, scan.taken, len(self._rest) - held)
-        certain = tail.start() if tail else len(self._rest) - held
+        certain = _before_tail(self._rest, scan.taken, len(self._rest) - held)
         if certain > scan.taken:
             self._argue(self._rest[scan.taken : certain])
             scan.taken = certain
@@ -342,6 +340,12 @@ class _JsonScan:
             plain = _IN_STRING.match(text, self._at)
             self._at = plain.end() if plain else self._at + 1
         return True
+
+
+def _before_tail(text: str, start: int, stop: int) -> int:
+    """Where `text[start:stop]` ends without its last blanks and one brace before them, which may close the call."""
+    end = start + len(text[start:stop].rstrip())
+    return end - 1 if end > start and text[end - 1] == "}" else end
 
 
 def _held(text: str, marker: str) -> int:

@@ -163,14 +163,9 @@ def _asked(raw: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def _stop(value: JsonValue) -> tuple[str, ...]:
-    if value is None:
-        return ()
     if isinstance(value, str):
-        return (value,) if value else ()
-    stops = [reading.text(item, f"stop[{at}]") for at, item in enumerate(reading.items(value, "stop"))]
-    if "" in stops:
-        raise bad(f"stop[{stops.index('')}]", "must not be empty")
-    return tuple(stops)
+        value = [value] if value else []
+    return reading.stop_strings(value, "stop")
 
 
 def _tools(raw: dict[str, JsonValue], notes: _Notes) -> tuple[tuple[ToolSpec, ...], ForcedCall | None]:

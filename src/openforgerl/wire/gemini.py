@@ -69,7 +69,7 @@ class GeminiDialect:
             stream=bool(address.stream),
             include_usage=True,
             max_tokens=_most(config),
-            stop=_stop(config.get("stopSequences")),
+            stop=reading.stop_strings(config.get("stopSequences"), "generationConfig.stopSequences"),
             forced=forced,
             images=reader.images,
             asked=_asked(config),
@@ -141,14 +141,6 @@ def _model(given: dict[str, JsonValue]) -> str:
 def _most(config: dict[str, JsonValue]) -> int | None:
     name = "maxOutputTokens"
     return reading.count(config[name], f"generationConfig.{name}") if present(config, name) else None
-
-
-def _stop(value: JsonValue) -> tuple[str, ...]:
-    path = "generationConfig.stopSequences"
-    stops = [reading.text(item, f"{path}[{at}]") for at, item in enumerate(reading.items(value or [], path))]
-    if "" in stops:
-        raise bad(f"{path}[{stops.index('')}]", "must not be empty")
-    return tuple(stops)
 
 
 def _asked(config: dict[str, JsonValue]) -> dict[str, JsonValue]:

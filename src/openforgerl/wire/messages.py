@@ -75,7 +75,7 @@ class MessagesDialect:
             conversation=Conversation(messages=messages, tools=tools),
             stream=reading.flag(raw["stream"], "stream") if present(raw, "stream") else False,
             max_tokens=reading.count(raw["max_tokens"], "max_tokens") if present(raw, "max_tokens") else None,
-            stop=_stop(raw.get("stop_sequences")),
+            stop=reading.stop_strings(raw.get("stop_sequences"), "stop_sequences"),
             forced=forced,
             images=reader.images,
             asked=_asked(raw),
@@ -128,14 +128,6 @@ def _asked(raw: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         if present(raw, name):
             asked[name] = raw[name]
     return asked
-
-
-def _stop(value: JsonValue) -> tuple[str, ...]:
-    given = reading.items([] if value is None else value, "stop_sequences")
-    stops = [reading.text(item, f"stop_sequences[{at}]") for at, item in enumerate(given)]
-    if "" in stops:
-        raise bad(f"stop_sequences[{stops.index('')}]", "must not be empty")
-    return tuple(stops)
 
 
 def _check_options(raw: Mapping[str, JsonValue], reader: BlockReader) -> None:

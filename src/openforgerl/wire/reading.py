@@ -147,6 +147,23 @@ def count(value: JsonValue, path: str, *, low: int = 1) -> int:
     return int(value)
 
 
+MOST_STOPS = 64
+LONGEST_STOP = 1000
+"""Characters of one stop string. Every piece of text is searched for every stop string, while other calls wait."""
+
+
+def stop_strings(value: JsonValue, path: str) -> tuple[str, ...]:
+    """A list of stop strings, or null."""
+    given = items([] if value is None else value, path)
+    if len(given) > MOST_STOPS:
+        raise bad(path, f"may hold {MOST_STOPS} stop strings; got {len(given)}")
+    stops = tuple(text(item, f"{path}[{at}]") for at, item in enumerate(given))
+    for at, stop in enumerate(stops):
+        if not 0 < len(stop) <= LONGEST_STOP:
+            raise bad(f"{path}[{at}]", f"must have 1 to {LONGEST_STOP} characters; it has {len(stop)}")
+    return stops
+
+
 def present(body: Mapping[str, Any], name: str) -> bool:
     """Whether a field is there: null is the same as absent."""
     return body.get(name) is not None
