@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openforgerl.errors import InputError
+from openforgerl.errors import InputError, StoreError
 from openforgerl.protocols import Sessions
 from openforgerl.proxy import HttpSessions
 from openforgerl.rendering import ChatRenderer
@@ -152,6 +152,44 @@ async def test_a_second_sealing_waits_as_well(tmp_path: Path, renderer: ChatRend
         (call,) = await home.store.calls("s1")
         assert call.status is CallStatus.ABORTED
         await asyncio.gather(first, asked)
+
+
+class FailingOnceStore(CallStore):
+    """A disk that is full when the first session is sealed."""
+
+    failed = False
+
+    async def seal_session(self, session_id: str, at: float) -> None:
+        if not self.failed:
+            self.failed = True
+            raise StoreError("no space left")
+        await super().seal_session(session_id, at)
+
+
+async def test_a_sealing_that_failed_can_be_done_again(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, renderer, scripted(renderer), store=FailingOnceStore) as home:
+        client = await home.client()
+        with pytest.raises(StoreError, match="no space left"):
+            await home.proxy.sessions.seal("s1")
+        assert (await client.post(ask())).body["error"]["code"] == "session_closed"
+        await home.proxy.sessions.seal("s1")
+        (record,) = await home.store.sessions()
+    assert record.state is SessionState.SEALED
+
+
+async def test_a_sealing_that_was_cancelled_can_be_done_again(tmp_path: Path, renderer: ChatRenderer) -> None:
+    engine = GatedEngine(renderer.encode("one two three<|im_end|>"))
+    async with house(tmp_path, renderer, engine, store=SlowStore) as home:
+        client = await home.client()
+        asked = asyncio.create_task(client.post(ask()))
+        await eventually(lambda: engine.running == 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await home.proxy.sessions.seal("s1")
+        await home.proxy.sessions.seal("s1")
+        (record,) = await home.store.sessions()
+        assert record.state is SessionState.SEALED
+        assert (await asked).status == 403
 
 
 async def test_a_slow_client_cannot_hold_up_sealing(tmp_path: Path, renderer: ChatRenderer) -> None:

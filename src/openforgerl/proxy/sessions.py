@@ -332,12 +332,11 @@ class SessionRegistry:
     async def seal(self, session_id: str) -> None:
         """Refuse further calls, stop those in flight, wait until all are recorded, commit. Idempotent."""
         live = self.get(session_id)
-        first = live.record.state is SessionState.OPEN
         live.close()
         for call in live.abort_all(Ended.SEALED):
             await call.recorded.wait()
-        if first:
-            await self._store.seal_session(session_id, time.time())
+        # Every time: an earlier seal may have failed or been cancelled before it reached the store.
+        await self._store.seal_session(session_id, time.time())
 
     async def shut_down(self) -> None:
         """Stop every call in flight and wait until all are recorded; sessions stay open in the store."""
