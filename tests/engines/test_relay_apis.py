@@ -31,6 +31,9 @@ from openforgerl.types import (
     ToolSpec,
 )
 from openforgerl.wire import SseEvent
+from openforgerl.wire.dialect import Head
+from openforgerl.wire.responses_calls import Kind, WireTool, call_item, read_call
+from openforgerl.wire.responses_notes import Notes
 
 PNG = Image(sha256="ab" * 32, media_type="image/png")
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -326,8 +329,8 @@ def test_anthropic_streams_that_are_cut_or_broken() -> None:
             read(api, value)
 
 
-def test_anthropic_thoughts_come_back_with_their_signatures() -> None:
-    api = AnthropicApi()
+def thought_before_a_call(api: AnthropicApi) -> tuple[str, list[MessageDelta]]:
+    """The id of the call, and the answer."""
     deltas, _ = read(
         api,
         START,
@@ -340,8 +343,13 @@ def test_anthropic_thoughts_come_back_with_their_signatures() -> None:
         *block({"type": "tool_use", "id": "t", "name": "bash", "input": {}}),
         *ends("tool_use"),
     )
+    return next(delta.call_id for delta in deltas if delta.kind == "call"), deltas
+
+
+def test_anthropic_thoughts_come_back_with_their_signatures() -> None:
+    api = AnthropicApi()
+    call_id, deltas = thought_before_a_call(api)
     assert said(deltas, "reasoning") == "hm"
-    call_id = next(delta.call_id for delta in deltas if delta.kind == "call")
     turn = Message(role=Role.ASSISTANT, tool_calls=(ToolCall(id=call_id, name="bash", arguments="{}"),))
     result = Message(role=Role.TOOL, parts=(Text("ok"),), tool_call_id=call_id)
     asked = asking(Conversation(messages=(TALK.messages[1], turn, result)))
@@ -352,3 +360,23 @@ def test_anthropic_thoughts_come_back_with_their_signatures() -> None:
     ]
     # Another session does not get them, whatever ids it sends.
     assert len(body(api, msgspec.structs.replace(asked, affinity="other"))["messages"][1]["content"]) == 1
+
+
+def test_anthropic_thoughts_come_back_to_a_call_that_responses_echoes() -> None:
+    """That dialect writes an id of ours as `call_...`, and its clients send it back so."""
+    api = AnthropicApi()
+    call_id, _ = thought_before_a_call(api)
+    called = ToolCall(id=call_id, name="bash", arguments="{}")
+    head = Head(call_id="0" * 32, model="m", created=0)
+    item = call_item(called, WireTool(kind=Kind.FUNCTION, name="bash"), head, 0, "completed")
+    echo = read_call(item, "input[1]", Notes(strict=True))
+    assert echo.id == f"call_{call_id.removeprefix('call')}"
+    turn = Message(role=Role.ASSISTANT, tool_calls=(echo,))
+    result = Message(role=Role.TOOL, parts=(Text("ok"),), tool_call_id=echo.id)
+    sent = body(api, asking(Conversation(messages=(TALK.messages[1], turn, result))))["messages"]
+    assert sent[1]["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": "SIG"},
+        {"type": "redacted_thinking", "data": "XYZ"},
+        {"type": "tool_use", "id": echo.id, "name": "bash", "input": {}},
+    ]
+    assert sent[2]["content"][0]["tool_use_id"] == echo.id

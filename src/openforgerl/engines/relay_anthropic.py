@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from openforgerl.conversation import parse_arguments
+from openforgerl.conversation import parse_arguments, plain_call_id
 from openforgerl.engines.relay_api import (
     AnswerReader,
     Asking,
@@ -54,7 +54,8 @@ class KeptThoughts:
     """Thought blocks with the provider's signatures, by session and by the tool call that they led to.
 
     With thinking on, this API wants them back, byte for byte, while a chain of tool calls goes on; harnesses only
-    ever see our own handles. Bounded: the oldest go first.
+    ever see our own handles. Call ids are compared as `conversation.plain_call_id` has them: dialects and harnesses
+    write them in their own punctuation. Bounded: the oldest go first.
     """
 
     MOST = 5_000
@@ -64,13 +65,15 @@ class KeptThoughts:
 
     def put(self, affinity: str, call_id: str, blocks: Sequence[Block]) -> None:
         """Keep what stood before that call."""
-        self._blocks[affinity, call_id] = tuple(blocks)
+        self._blocks[affinity, plain_call_id(call_id)] = tuple(blocks)
         while len(self._blocks) > self.MOST:
             self._blocks.popitem(last=False)
 
     def get(self, affinity: str, message: Message) -> tuple[Block, ...]:
         """The blocks that an assistant message began with; none when it is not one of ours."""
-        return self._blocks.get((affinity, message.tool_calls[0].id), ()) if message.tool_calls else ()
+        if not message.tool_calls:
+            return ()
+        return self._blocks.get((affinity, plain_call_id(message.tool_calls[0].id)), ())
 
 
 class AnthropicApi:
