@@ -216,7 +216,8 @@ class ProcessSandbox:
             "most_memory": limits.memory_mb << 20 if watched else None,
             "tick": _WATCH_SECONDS[0 if watched else 1],
         }
-        await self._call("start", header)
+        answer, _ = await self._call("start", header)
+        self._launched.namespaces["user"] = answer["user_namespace"]
         self._report = _describe(self._launched, limits, self._group, watched, guards)
 
     async def _call(
