@@ -245,6 +245,23 @@ async def test_secrets_reach_no_log_and_no_record(
             assert not any(secret.encode() in data for secret in secrets), path
 
 
+async def test_a_key_in_a_header_of_the_clients_own_is_not_recorded(tmp_path: Path, renderer: ChatRenderer) -> None:
+    async with house(tmp_path, renderer, scripted(renderer, {"text": "a"})) as home:
+        client = await home.client()
+        client.url += f"?token={client.session.key}&beta=true"
+        extra = {
+            "X-Upstream-Auth": f"Bearer {client.session.key}",
+            "X-Forwarded-Key": client.session.key,
+            "X-Kept": "k",
+        }
+        assert (await client.post(ask(), **extra)).status == 200
+        (call,) = await home.calls()
+    assert client.session.key not in repr(call)
+    assert call.request_headers["x-kept"] == "k"
+    assert call.request_headers[":path"].endswith("/chat/completions?beta=true")
+    assert not {"x-upstream-auth", "x-forwarded-key"} & set(call.request_headers)
+
+
 async def test_malformed_http_is_answered_with_400(tmp_path: Path, renderer: ChatRenderer) -> None:
     async with house(tmp_path, renderer, scripted(renderer, {"text": "a"})) as home:
         mine, _ = await two_sessions(home)

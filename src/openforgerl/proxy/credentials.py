@@ -43,17 +43,26 @@ def _bearer(value: str) -> str:
 
 
 def recorded_headers(request: web.Request) -> dict[str, str]:
-    """The request's headers without credentials, names in lower case, and its target (`recorded_target`)."""
+    """The request's headers without credentials, names in lower case, and its target (`recorded_target`).
+
+    A client may repeat the session's key in a header of its own making: whatever holds it is left out.
+    """
     headers = {TARGET: recorded_target(request)}
+    key = given_key(request)
     for name, value in request.headers.items():
         lower = name.lower()
-        if lower not in _CREDENTIALS:
+        if lower not in _CREDENTIALS and not (key and (key in value or key in lower)):
             headers[lower] = f"{headers[lower]}, {value}" if lower in headers else value
     return headers
 
 
 def recorded_target(request: web.Request) -> str:
-    """Path below the session, and query without a key."""
+    """Path below the session, and query without a key, under whatever name."""
     path = below_session(request.path)
-    query = [item for item in parse_qsl(request.query_string, keep_blank_values=True) if item[0] != KEY_QUERY]
+    key = given_key(request)
+    query = [
+        (name, value)
+        for name, value in parse_qsl(request.query_string, keep_blank_values=True)
+        if name != KEY_QUERY and not (key and (key in value or key in name))
+    ]
     return f"{path}?{urlencode(query)}" if query else path
