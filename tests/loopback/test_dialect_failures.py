@@ -330,6 +330,20 @@ async def test_log_probabilities_on_request(tmp_path: Path, renderer: ChatRender
         assert (reply.status, reply.body["choices"][0]["logprobs"]) == (200, None)
 
 
+async def test_streamed_log_probabilities_come_with_the_text_they_made(tmp_path: Path, renderer: ChatRenderer) -> None:
+    ids = renderer.encode("QX 안녕! so<|im_end|>")
+    async with house(tmp_path, renderer, GatedEngine(ids, free=True)) as home:
+        got = await (await home.client()).stream(ask(logprobs=True))
+    choices = [chunk["choices"][0] for chunk in got.chunks]
+    assert (choices[0]["delta"]["role"], choices[0]["logprobs"]) == ("assistant", None)
+    told = [
+        bytes(byte for entry in (choice["logprobs"] or {"content": []})["content"] for byte in entry["bytes"]).decode()
+        for choice in choices
+    ]
+    assert told == [choice["delta"].get("content", "") for choice in choices]
+    assert len([text for text in told if text]) > 2  # in pieces, each with its own
+
+
 async def test_a_bug_behind_the_control_port_is_told_as_json(
     tmp_path: Path, renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

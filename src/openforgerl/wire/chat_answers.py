@@ -24,12 +24,12 @@ class ChatStream:
         self._tokens: list[ShownToken] = []
 
     def open(self, prompt_tokens: int) -> bytes:
-        """The chunk that names the role."""
-        return self._chunk({"role": "assistant", "content": ""})
+        """The chunk that names the role. It carries no tokens: those shown already made the delta after it."""
+        return self._chunk({"role": "assistant", "content": ""}, ())
 
     def write(self, deltas: Sequence[MessageDelta]) -> bytes:
         """One chunk per delta."""
-        return b"".join(self._chunk(_delta(delta)) for delta in deltas)
+        return b"".join(self._chunk(_delta(delta), self._taken()) for delta in deltas)
 
     def show(self, tokens: Sequence[ShownToken]) -> None:
         """Tokens that go out with the next chunk."""
@@ -37,7 +37,7 @@ class ChatStream:
 
     def close(self, answer: Answer) -> bytes:
         """The chunk with the finish reason, the usage chunk when asked for, and the end mark."""
-        last = self._chunk({}, finish_reason(answer))
+        last = self._chunk({}, self._taken(), finish_reason(answer))
         if self._include_usage:
             body = {**self._frame(), "choices": [], "usage": usage(answer)}
             last += encode_event(msgspec.json.encode(body))
@@ -59,8 +59,11 @@ class ChatStream:
             "model": self._head.model,
         }
 
-    def _chunk(self, delta: dict[str, JsonValue], finish: str | None = None) -> bytes:
+    def _taken(self) -> Sequence[ShownToken]:
         tokens, self._tokens = self._tokens, []
+        return tokens
+
+    def _chunk(self, delta: dict[str, JsonValue], tokens: Sequence[ShownToken], finish: str | None = None) -> bytes:
         shown = logprobs(tokens) if tokens else None
         body = {**self._frame(), "choices": [{"index": 0, "delta": delta, "logprobs": shown, "finish_reason": finish}]}
         if self._include_usage:
