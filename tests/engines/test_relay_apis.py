@@ -85,7 +85,8 @@ def read(api: UpstreamApi, *values: Any, asked: Asking | None = None) -> tuple[l
     deltas: list[MessageDelta] = []
     for value in values:
         deltas += reader.feed(SseEvent(value if isinstance(value, str) else json.dumps(value)))
-    return deltas, reader.close()
+    last = reader.close()
+    return [*deltas, *last.deltas], last
 
 
 def said(deltas: list[MessageDelta], kind: str, call: int = -1) -> str:
@@ -233,11 +234,62 @@ def test_openai_chunks_that_are_none(value: Any) -> None:
     assert caught.value.again
 
 
-def test_openai_calls_that_mix_are_refused() -> None:
-    opened = [openai_chunk({"tool_calls": [{"index": at, "id": f"i{at}", "function": {"name": "f"}}]}) for at in (0, 1)]
-    back = openai_chunk({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]})
-    with pytest.raises(Fault, match="after the next one"):
-        read(OpenAiApi(RelayOptions()), *opened, back)
+def told(index: int | None, arguments: str, name: str = "", id: str = "") -> dict[str, Any]:
+    """One piece of a tool call, with the fields that are not empty."""
+    function = {"arguments": arguments, **({"name": name} if name else {})}
+    return {"function": function, **({"id": id} if id else {}), **({} if index is None else {"index": index})}
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        # Told apart by index; by id alone; by id where every index is 0.
+        [told(0, "", "f", "a"), told(1, "", "g", "b"), told(0, '{"x'), told(1, "[1"), told(0, '": 1}'), told(1, "]")],
+        [told(None, '{"x', "f", "a"), told(None, "[1", "g", "b"), told(None, '": 1}', "", "a"),
+         told(None, "]", "", "b")],
+        [told(0, '{"x', "f", "a"), told(0, "[1", "g", "b"), told(0, '": 1}', "", "a"), told(0, "]", "", "b")],
+        # The first call's object is closed only by its last piece, after all of the second; then white space.
+        [told(0, '{"x": {"y": 1}', "f", "a"), told(1, "[1]", "g", "b"), told(0, "}"), told(1, ""), told(0, " ")],
+        # The later call comes whole before the earlier has said anything.
+        [told(0, "", "f", "a"), told(1, "[1]", "g", "b"), told(0, '{"x": 1}')],
+    ],
+)  # fmt: skip
+def test_openai_calls_told_in_turns_come_one_after_another(pieces: list[dict[str, Any]]) -> None:
+    chunks = [openai_chunk({"tool_calls": [piece]}) for piece in pieces]
+    deltas, last = read(OpenAiApi(RelayOptions()), *chunks, openai_chunk({}, "tool_calls"), "[DONE]")
+    assert [delta.text for delta in deltas if delta.kind == "call"] == ["f", "g"]
+    order = [delta.call_index for delta in deltas]
+    assert order == sorted(order)
+    first = '{"x": {"y": 1}}' if '{"y": 1}' in pieces[0]["function"]["arguments"] else '{"x": 1}'
+    assert (said(deltas, "arguments", 0), said(deltas, "arguments", 1)) == (first, "[1]")
+    assert last.finish is FinishReason.STOP
+
+
+def test_openai_a_later_call_waits_no_longer_than_it_must() -> None:
+    reader = OpenAiApi(RelayOptions()).reader(asking())
+
+    def fed(*pieces: dict[str, Any]) -> list[tuple[int, str, str]]:
+        deltas = reader.feed(SseEvent(json.dumps(openai_chunk({"tool_calls": list(pieces)}))))
+        return [(delta.call_index, delta.kind, delta.text) for delta in deltas]
+
+    assert fed(told(0, "{", "f", "a")) == [(0, "call", "f"), (0, "arguments", "{")]
+    assert fed(told(1, '{"b"', "g", "b")) == []
+    assert fed(told(0, "}")) == [(0, "arguments", "}"), (1, "call", "g"), (1, "arguments", '{"b"')]
+    assert fed(told(1, ": 1}")) == [(1, "arguments", ": 1}")]
+    # A third begins; the first cannot go on: its object was closed, and what was said is said.
+    assert fed(told(2, "{oops", "h", "c")) == [(2, "call", "h"), (2, "arguments", "{oops")]
+    with pytest.raises(Fault, match="after its arguments were whole"):
+        fed(told(0, "{}"))
+
+
+def test_openai_calls_behind_arguments_that_never_end_come_with_the_last_chunk() -> None:
+    """Arguments that are no JSON object do not lose the calls behind them, nor do calls without any."""
+    pieces = [told(0, "{oops", "f", "a"), told(1, "", "g", "b"), told(2, "{}", "h", "c")]
+    deltas, last = read(
+        OpenAiApi(RelayOptions()), openai_chunk({"tool_calls": pieces}), openai_chunk({}, "tool_calls"), "[DONE]"
+    )
+    assert [(delta.kind, delta.text) for delta in last.deltas] == [("call", "g"), ("call", "h"), ("arguments", "{}")]
+    assert said(deltas, "arguments", 0) == "{oops"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class AnswerReader(Protocol):
         ...
 
     def close(self) -> TextChunk:
-        """Finish reason, usage and warnings at the end of the stream. Raises Fault when the answer is not whole."""
+        """What was held back, finish reason, usage and warnings. Raises Fault when the answer is not whole."""
         ...
 
 

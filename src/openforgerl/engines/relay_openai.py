@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from openforgerl.conversation import parse_arguments
 from openforgerl.engines.options import RelayOptions
 from openforgerl.engines.relay_api import (
     AnswerReader,
@@ -111,14 +112,40 @@ class OpenAiApi:
         return body
 
 
+class _Told(msgspec.Struct, kw_only=True):
+    """One tool call as the upstream tells it."""
+
+    index: JsonValue
+    id: str
+    """The upstream's own; "" when it gives none."""
+    name: JsonValue
+    held: list[str]
+    """Pieces of arguments that are not passed on yet."""
+    passed: list[str] = []
+    opened: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether its arguments are one JSON object: then nothing but white space can follow."""
+        if not (self.passed and self.passed[-1].rstrip().endswith("}")):
+            return False
+        return isinstance(parse_arguments("".join(self.passed)), dict)
+
+
 class _Reader:
-    """Content, thoughts, calls, the finish reason, then the usage, then `[DONE]`."""
+    """Content, thoughts, calls, the finish reason, then the usage, then `[DONE]`.
+
+    Upstreams may tell several calls in turns, a piece of each at a time; answers go on one call after another.
+    Nothing in this API says where a call ends, so a later one is held back until the arguments of all earlier ones
+    are whole, or else to the end of the answer.
+    """
 
     def __init__(self, asking: Asking) -> None:
         self._asking = asking
         self._calls = Calls(asking.seed)
-        self._theirs: list[tuple[JsonValue, str]] = []
-        """Upstream's index and id of every call."""
+        self._told: list[_Told] = []
+        self._at = 0
+        """Place in `_told` of the call whose pieces are passed on as they come."""
         self._finish: str | None = None
         self._usage: Usage | None = None
         self._warnings: list[str] = []
@@ -155,7 +182,8 @@ class _Reader:
             finish = FinishReason.STOP
         elif self._finish == "content_filter":
             self._warnings.append("the upstream's content filter cut the answer")
-        return TextChunk(finish=finish, usage=self._usage, warnings=tuple(self._warnings))
+        deltas = tuple(self._passed_on(ended=True))
+        return TextChunk(deltas=deltas, finish=finish, usage=self._usage, warnings=tuple(self._warnings))
 
     def _choice(self, choice: dict[str, JsonValue]) -> list[MessageDelta]:
         delta = mapping_of(choice.get("delta"), "a delta")
@@ -184,19 +212,44 @@ class _Reader:
         """A call opens with an index not seen before, or with another id: some servers give every call index 0."""
         function = mapping_of(call.get("function"), "a tool call's function")
         index, their_id = call.get("index"), text_of(call.get("id"), "a tool call's id")
-        deltas: list[MessageDelta] = []
-        last = self._theirs[-1] if self._theirs else None
-        named_anew = index is None and not their_id and bool(function.get("name"))
-        goes_on = last is not None and index in (None, last[0]) and their_id in ("", last[1]) and not named_anew
-        if not goes_on:
-            if not named_anew and any(index == known and their_id in ("", id) for known, id in self._theirs):
-                raise malformed("a tool call goes on after the next one has begun")
-            self._theirs.append((index, their_id))
-            deltas.append(self._calls.open(function.get("name")))
         arguments = function.get("arguments")
         if isinstance(arguments, dict):
             arguments = msgspec.json.encode(arguments).decode()
-        return deltas + self._calls.more(text_of(arguments, "a tool call's arguments"))
+        piece = text_of(arguments, "a tool call's arguments")
+        named_anew = index is None and not their_id and bool(function.get("name"))
+        at = None if named_anew else self._place(index, their_id)
+        if at is None:
+            self._told.append(_Told(index=index, id=their_id, name=function.get("name"), held=[piece]))
+        elif at >= self._at:
+            self._told[at].held.append(piece)
+        elif piece.strip():
+            raise malformed("a tool call goes on after its arguments were whole")
+        return self._passed_on(ended=False)
+
+    def _place(self, index: JsonValue, their_id: str) -> int | None:
+        """Which call a piece belongs to: the last that its index and id, as far as given, fit."""
+        for at in reversed(range(len(self._told))):
+            told = self._told[at]
+            if index in (None, told.index) and their_id in ("", told.id):
+                return at
+        return None
+
+    def _passed_on(self, *, ended: bool) -> list[MessageDelta]:
+        """What can go out now, one call after another; at the end of the answer, everything."""
+        deltas: list[MessageDelta] = []
+        while self._at < len(self._told):
+            told = self._told[self._at]
+            if not told.opened:
+                deltas.append(self._calls.open(told.name))
+                told.opened = True
+            pieces = [piece for piece in told.held if piece]
+            deltas += self._calls.more("".join(pieces))
+            told.passed += pieces
+            told.held.clear()
+            if self._at + 1 == len(self._told) or not (ended or told.whole):
+                break
+            self._at += 1
+        return deltas
 
 
 def _sampling(sampling: Sampling) -> dict[str, JsonValue]:
