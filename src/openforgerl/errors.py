@@ -105,19 +105,20 @@ class ContextOverflow(WireError):
 
 
 class EngineError(OpenForgeError):
-    """The inference engine broke. Infrastructure: never the policy's fault. `status` is what the client sees."""
+    """The inference engine broke. Infrastructure: never the policy's fault. `status` is what the client sees, and
+    `retry_after`, in seconds, where it helps to come back later."""
 
-    def __init__(self, message: str, *, status: int = 500) -> None:
+    def __init__(self, message: str, *, status: int = 500, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after = retry_after
 
 
 class EngineOverloaded(EngineError):
     """The engine is full; `retry_after` in seconds is passed on to the harness."""
 
     def __init__(self, message: str, *, retry_after: float) -> None:
-        super().__init__(message, status=429)
-        self.retry_after = retry_after
+        super().__init__(message, status=429, retry_after=retry_after)
 
 
 class Interrupted(OpenForgeError):

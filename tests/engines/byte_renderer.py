@@ -47,3 +47,6 @@ class ByteRenderer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple({"<": OPEN, ">": END}.get(letter, ord(letter)) for letter in text)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return {OPEN: b"<", END: b">"}.get(token_id) or (bytes([token_id]) if token_id < 256 else b"")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from openforgerl.engines.options import EngineOptions
 from openforgerl.engines.script import Script
 from openforgerl.engines.scripted import ScriptedEngine
 from openforgerl.errors import EngineError, EngineOverloaded, InputError
@@ -196,7 +197,10 @@ async def test_closed() -> None:
         ('{"answers": [{"text": "a", "times": -1}]}', r"answers\[0\].times: must be 0"),
         ('{"answers": [{"text": "a", "chunk_tokens": 0}]}', r"answers\[0\].chunk_tokens: must be 1 or more"),
         ('{"answers": [{"error": {"status": 200}}]}', r"answers\[0\].error.status: must be an HTTP error"),
-        ('{"answers": [{"error": {"status": 500, "retry_after": 1}}]}', r"answers\[0\].error.retry_after: needs"),
+        (
+            '{"answers": [{"error": {"status": 500, "retry_after": -1}}]}',
+            r"answers\[0\].error.retry_after: must be 0 or more",
+        ),
         ('{"answers": [{"tool_calls": [{"id": "x"}]}]}', r"answers\[0\].tool_calls\[0\]: a tool call has"),
     ],
 )
@@ -211,3 +215,18 @@ def test_the_reader_names_file_entry_and_field(tmp_path: Path, text: str, messag
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"absent\.json: No such file"):
         Script.load(tmp_path / "absent.json")
+
+
+async def test_any_error_can_say_when_to_come_back() -> None:
+    engine = ScriptedEngine(script({"error": {"status": 503, "retry_after": 2.5}}), RENDERER)
+    with pytest.raises(EngineError) as refused:
+        async for _ in engine.generate(prompt("q"), Sampling(), affinity="s"):
+            pass
+    assert (refused.value.status, refused.value.retry_after) == (503, 2.5)
+
+
+def test_ids_that_no_token_has_are_refused_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "script.json"
+    path.write_text('{"answers": [{"text": "a"}, {"token_ids": [1, 999999]}]}')
+    with pytest.raises(InputError, match=r"answers\[1\]\.token_ids: 999999 is no token"):
+        ScriptedEngine.open(path, RENDERER, EngineOptions())

@@ -40,6 +40,7 @@ from .house import TOOLS, Client, GatedEngine, ask, eventually, house, scripted
         ({"status": 500}, 500, "engine_error", None),
         ({"status": 503}, 503, "engine_error", None),
         ({"status": 429, "retry_after": 2.5}, 429, "rate_limit_exceeded", "3"),
+        ({"status": 503, "retry_after": 4}, 503, "engine_error", "4"),
         ({"status": 429}, 429, "rate_limit_exceeded", "1"),
     ],
 )
@@ -429,3 +430,54 @@ async def test_a_first_request_that_is_not_recorded_leaves_the_opening_to_the_ne
         (call,) = await home.calls()
     assert (first.status, second.status) == (status, 200)
     assert (call.role.value, call.thread) == ("main", "main")
+
+
+class SlowlyFinishing(CallStore):
+    """A disk that takes its time over finished calls."""
+
+    finishing = 0
+
+    async def finish(self, call: ModelCall) -> None:
+        self.finishing += 1
+        await asyncio.sleep(0.5)
+        await super().finish(call)
+
+
+async def test_a_request_whose_body_ends_while_the_proxy_closes_begins_nothing(
+    tmp_path: Path, renderer: ChatRenderer
+) -> None:
+    """Closing waits for the record of one call; meanwhile the body of another request is complete."""
+    engine = GatedEngine(renderer.encode("one two three<|im_end|>"))
+    async with Database.open(tmp_path / "run.sqlite") as database:
+        store = SlowlyFinishing(database)
+        options = ProxyOptions(shutdown_timeout_s=0.2)
+        proxy = ProxyServer(engine=engine, renderer=renderer, store=store, options=options)
+        await proxy.start()
+        session, key = await proxy.sessions.open(
+            "s", sampling=Sampling(), limits=Limits(calls=None, concurrent=4), metadata={}, template_kwargs={}
+        )
+        body, more = json.dumps(ask("late")).encode(), asyncio.Event()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield body[:10]
+            await more.wait()
+            yield body[10:]
+
+        async with aiohttp.ClientSession() as http:
+            client = Client(http, OpenedSession(session_id="s", key=key, base_urls=proxy.base_urls("s")))
+            first = asyncio.create_task(client.post(ask()))
+            await eventually(lambda: engine.running == 1)
+            late = asyncio.create_task(http.post(client.url, data=slowly(), headers=client.headers))
+            await asyncio.sleep(0.1)  # the head and the first bytes are read
+            closing = asyncio.create_task(proxy.close())
+            await eventually(lambda: store.finishing == 1)
+            more.set()
+            (answered,) = await asyncio.gather(late, return_exceptions=True)
+            await asyncio.wait_for(closing, 5)
+            calls = await store.calls("s")
+            assert (await first).body["error"]["code"] == "shutting_down"
+            assert [(call.status, call.error) for call in calls] == [(CallStatus.ABORTED, "proxy_shutdown")]
+            assert isinstance(answered, aiohttp.ClientResponse)
+            assert (answered.status, answered.headers["Retry-After"]) == (503, "5")
+            assert (await answered.json())["error"]["code"] == "shutting_down"
+    assert (session.in_flight, session.tasks) == (0, ())

@@ -48,13 +48,13 @@ class ScriptedError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     status: int
     retry_after: float | None = None
-    """Seconds; only with status 429, where the default is 1."""
+    """Seconds until the client may come back; for status 429 the default is 1."""
 
     def __post_init__(self) -> None:
         if not 400 <= self.status <= 599:
             raise ValueError(f"`status` must be an HTTP error status, 400 to 599; got {self.status}")
-        if self.retry_after is not None and (self.status != 429 or self.retry_after < 0):
-            raise ValueError("`retry_after` needs status 429 and is not negative")
+        if self.retry_after is not None and self.retry_after < 0:
+            raise ValueError("`retry_after` must be 0 or more")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

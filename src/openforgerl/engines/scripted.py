@@ -15,7 +15,7 @@ from pathlib import Path
 
 from openforgerl.engines.options import EngineOptions
 from openforgerl.engines.script import Answer, Script, ScriptedError
-from openforgerl.errors import EngineError, EngineOverloaded
+from openforgerl.errors import EngineError, EngineOverloaded, InputError
 from openforgerl.protocols import Renderer
 from openforgerl.types import Chunk, Conversation, FinishReason, Message, Prompt, Role, Sampling, Text
 
@@ -48,8 +48,13 @@ class ScriptedEngine:
     @classmethod
     def open(cls, path: Path, renderer: Renderer, options: EngineOptions) -> ScriptedEngine:
         """An engine that answers from the file at `path`. Raises InputError naming entry and field."""
+        script = Script.load(path)
+        for at, answer in enumerate(script.answers):
+            unknown = [number for number in answer.token_ids or () if not renderer.bytes_of(number)]
+            if unknown:
+                raise InputError(f"{path}: answers[{at}].token_ids: {unknown[0]} is no token of this tokenizer")
         return cls(
-            Script.load(path),
+            script,
             renderer,
             model_name=options.model_name or "scripted",
             context_length=options.context_length or DEFAULT_CONTEXT,
@@ -178,4 +183,4 @@ def _as_engine_error(error: ScriptedError) -> EngineError:
         return EngineOverloaded(
             "the script says: overloaded", retry_after=1.0 if error.retry_after is None else error.retry_after
         )
-    return EngineError(f"the script says: error {error.status}", status=error.status)
+    return EngineError(f"the script says: error {error.status}", status=error.status, retry_after=error.retry_after)

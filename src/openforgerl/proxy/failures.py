@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openforgerl.errors import EngineError, EngineOverloaded, StoreError, TemplateError, WireError
-from openforgerl.proxy.sessions import Ended
+from openforgerl.proxy.sessions import Ended, shutting_down
 from openforgerl.types import CallStatus
 
 
@@ -43,7 +43,7 @@ def unrenderable(error: TemplateError) -> WireError:
 
 def _closed(why: Ended) -> WireError:
     if why is Ended.SHUTDOWN:
-        return WireError(503, "shutting_down", "server error 503: the proxy is stopping", retry_after=5)
+        return shutting_down()
     reason = "was sealed" if why is Ended.SEALED else "ran out of time"
     return WireError(403, "session_closed", f"this session {reason} while the call was running")
 
@@ -54,13 +54,14 @@ def _engine_failure(error: EngineError) -> WireError:
         return WireError(429, "rate_limit_exceeded", str(error), retry_after=error.retry_after)
     if error.status == 429:
         return WireError(429, "rate_limit_exceeded", str(error), retry_after=1)
-    return _server_error(error.status, "engine_error", str(error))
+    return _server_error(error.status, "engine_error", str(error), retry_after=error.retry_after)
 
 
-def _server_error(status: int, code: str, message: str) -> WireError:
+def _server_error(status: int, code: str, message: str, *, retry_after: float | None = None) -> WireError:
     """A failure of ours, named as one in the message too.
 
     Inside a stream that has begun there is no status any more, and harnesses (pi, OpenClaw) go by the words of the
     message: without these, a break in the middle ends them where a refused request would have been tried again.
     """
-    return WireError(status, code, message if status < 500 else f"server error {status}: {message}")
+    told = message if status < 500 else f"server error {status}: {message}"
+    return WireError(status, code, told, retry_after=retry_after)
