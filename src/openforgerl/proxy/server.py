@@ -110,6 +110,7 @@ class ProxyServer:
         for runner in (data, control):
             if runner is not None:
                 await runner.cleanup()
+        await self.sessions.drain()
         if data is not None and self.options.unix_socket and not self.options.unix_socket.startswith("\0"):
             with contextlib.suppress(FileNotFoundError):
                 Path(self.options.unix_socket).unlink()

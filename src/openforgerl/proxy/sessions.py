@@ -75,8 +75,10 @@ class Running(Protocol):
 class LiveSession:
     """One session while the proxy runs: its record, its use of its limits, its calls in flight."""
 
-    def __init__(self, record: Session, calls: Sequence[ModelCall] = ()) -> None:
+    def __init__(self, record: Session, calls: Sequence[ModelCall] = (), *, closing: asyncio.Event) -> None:
         self.record = record
+        self._closing = closing
+        """Set while the whole proxy shuts down."""
         self.admitted = len(calls)
         """Requests that counted against `limits.calls`."""
         self.sampled = sum(len(call.sampled_ids) for call in calls)
@@ -118,14 +120,16 @@ class LiveSession:
         return None if limit is None else limit - self.sampled
 
     def check_open(self) -> None:
-        """Raise 403 `session_closed` after sealing or the deadline."""
+        """Raise 403 `session_closed` after sealing or the deadline, 503 `shutting_down` while the proxy stops."""
         if self.record.state is SessionState.SEALED:
             raise WireError(403, "session_closed", "this session is sealed; it takes no more calls")
         if self.deadline is not None and time.time() >= self.deadline:
             raise WireError(403, "session_closed", f"this session's {self.record.limits.seconds:g} seconds are over")
+        if self._closing.is_set():
+            raise shutting_down()
 
     def check_admissible(self) -> None:
-        """Raise 403 `session_closed` or `session_limit` naming the limit, when no more calls are taken."""
+        """Raise as `check_open`, or 403 `session_limit` naming the limit, when no more calls are taken."""
         self.check_open()
         limits = self.record.limits
         if limits.calls is not None and self.admitted >= limits.calls:
@@ -148,6 +152,11 @@ class LiveSession:
         self._tasks.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._tasks.discard)
         return task
+
+    @property
+    def tasks(self) -> tuple[asyncio.Task[None], ...]:
+        """What `spawn` runs still, calls that are recorded and only send their last bytes included."""
+        return tuple(self._tasks)
 
     @asynccontextmanager
     async def enrolled(self, call: Running) -> AsyncGenerator[None]:
@@ -241,6 +250,7 @@ class SessionRegistry:
         self._store = store
         self._live: dict[str, LiveSession] = {}
         self._opening: set[str] = set()
+        self._closing = asyncio.Event()
 
     @property
     def sessions(self) -> tuple[LiveSession, ...]:
@@ -252,10 +262,11 @@ class SessionRegistry:
 
         Those become errors with a reason: whatever they sampled is gone, and nothing was delivered as whole.
         """
+        self._closing.clear()
         interrupted = 0
         for session in await self._store.sessions():
             if session.state is SessionState.SEALED:
-                self._live[session.session_id] = LiveSession(session)
+                self._live[session.session_id] = LiveSession(session, closing=self._closing)
                 continue
             calls = list(await self._store.calls(session.session_id))
             for at, call in enumerate(calls):
@@ -270,7 +281,7 @@ class SessionRegistry:
                     )
                     await self._store.finish(calls[at])
                     interrupted += 1
-            self._live[session.session_id] = LiveSession(session, calls)
+            self._live[session.session_id] = LiveSession(session, calls, closing=self._closing)
         return interrupted
 
     async def open(
@@ -306,7 +317,7 @@ class SessionRegistry:
         self._opening.add(session_id)
         try:
             await self._store.put_session(record)
-            self._live[session_id] = LiveSession(record)
+            self._live[session_id] = LiveSession(record, closing=self._closing)
         finally:
             self._opening.discard(session_id)
         return self._live[session_id], key
@@ -339,12 +350,25 @@ class SessionRegistry:
         await self._store.seal_session(session_id, time.time())
 
     async def shut_down(self) -> None:
-        """Stop every call in flight and wait until all are recorded; sessions stay open in the store."""
+        """Take no more calls, stop those in flight, wait until they are recorded; sessions stay open in the store."""
+        self._closing.set()
         running = [call for live in self._live.values() for call in live.abort_all(Ended.SHUTDOWN)]
         for call in running:
             await call.recorded.wait()
         for live in self._live.values():
             live.close(at_seal=False)
+
+    async def drain(self) -> None:
+        """After `shut_down`, once no request is served any more: wait for the end of every call's own task."""
+        await self.shut_down()
+        tasks = [task for live in self._live.values() for task in live.tasks]
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def shutting_down() -> WireError:
+    """What a client is told while the proxy stops: another one may be there soon."""
+    return WireError(503, "shutting_down", "server error 503: the proxy is stopping", retry_after=5)
 
 
 def _light(call: ModelCall) -> ModelCall:
