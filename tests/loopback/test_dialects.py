@@ -224,6 +224,32 @@ async def test_the_size_of_a_prompt(tmp_path: Path, renderer: ChatRenderer, spea
         assert len(await home.calls()) == 1
 
 
+@pytest.mark.parametrize("speaker", [speaker for speaker in SPEAKERS if speaker.count_path], ids=lambda one: one.name)
+@pytest.mark.parametrize("force", [False, True], ids=["free", "forced"])
+async def test_the_size_of_a_prompt_is_that_of_the_call(
+    tmp_path: Path, renderer: ChatRenderer, speaker: Speaker, force: bool
+) -> None:
+    """The sampled spacing is not the template's: with the turn rendered anew, the prompt has another length."""
+    sampled = renderer.encode(f"I look.\n{LOOK}<|im_end|>")
+    next_ids = renderer.encode(' {"command": "ls"}}\n</tool_call><|im_end|>' if force else "Done.<|im_end|>")
+    engine = scripted(renderer, {"token_ids": list(sampled)}, {"token_ids": list(next_ids)})
+    async with house(tmp_path, renderer, engine) as home:
+        talker = await Talker.open(home, speaker)
+        history = speaker.user("List.")
+        first = await talker.say(history, tools=True)
+        history += first.turn + speaker.result(first.calls[0], "a.txt\n")
+        fields = speaker.forced("bash") if force else {}
+        body = speaker.body(history, stream=False, tools=True, **fields)
+        for _ in range(2):
+            counted = await talker.post(speaker.count_path, body)
+            assert counted.status == 200, counted.body
+        said = await talker.say(history, tools=True, **fields)
+        one, two = await home.calls()
+    assert speaker.counted(counted.body) == said.prompt_tokens == len(two.prompt.ids)
+    assert two.parent_call_id == one.call_id
+    assert two.prompt.ids[len(one.prompt.ids) :][: len(sampled)] == sampled
+
+
 @EVERY
 async def test_long_prompts_are_rendered_in_order(tmp_path: Path, renderer: ChatRenderer, speaker: Speaker) -> None:
     """They are rendered in threads; still the first request opens the session, whichever is ready first."""

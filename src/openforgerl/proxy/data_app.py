@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from openforgerl.errors import TemplateError, WireError
+from openforgerl.protocols import ConversationEngine
 from openforgerl.proxy.credentials import given_key, recorded_headers
 from openforgerl.proxy.exchange import Arrival, Exchange, Gateway
 from openforgerl.proxy.failures import ClientLeft, unrenderable
@@ -23,6 +24,7 @@ from openforgerl.proxy.options import ProxyOptions
 from openforgerl.proxy.prompting import check_length, images_of, render_prompt
 from openforgerl.proxy.routes import ROUTES, Action, Route, dialect_of
 from openforgerl.proxy.sessions import Ended, LiveSession
+from openforgerl.trajectory.threads import attribute
 from openforgerl.types import JsonValue
 from openforgerl.wire import Address, Dialect
 
@@ -134,7 +136,9 @@ async def answer(route: Route, request: web.Request) -> web.StreamResponse:
 
 
 async def count(route: Route, request: web.Request) -> web.StreamResponse:
-    """How many tokens a request's prompt has. No call: nothing is recorded or counted against a limit."""
+    """How many tokens the prompt of the same request would have as a call: sampled turns restored, a forced call
+    opened. But it is none: nothing is recorded, remembered or counted against a limit.
+    """
     gateway = request.app[GATEWAY]
     dialect = gateway.dialects[route.dialect]
     session = session_of(request, gateway)
@@ -144,9 +148,21 @@ async def count(route: Route, request: web.Request) -> web.StreamResponse:
     check_length(parsed.conversation, gateway.engine)
     images = await images_of(parsed, gateway.store)
     async with session.counting:
+        found = attribute(
+            session.known,
+            parsed.conversation,
+            headers=recorded_headers(request),
+            opening=not session.known,
+            max_tokens=parsed.max_tokens,
+        )
         try:
             prompt = await render_prompt(
-                gateway.renderer, session.record, parsed.conversation, restored={}, images=images
+                gateway.renderer,
+                session.record,
+                parsed.conversation,
+                restored=found.restored,
+                images=images,
+                forced=None if isinstance(gateway.engine, ConversationEngine) else parsed.forced,
             )
         except TemplateError as error:
             raise unrenderable(error) from error
