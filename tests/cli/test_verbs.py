@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -18,7 +20,9 @@ from openforgerl.cli.interruption import terminate_like_interrupt
 from openforgerl.cli.main import VERBS, cli, main
 from openforgerl.cli.reference import commands, reference
 from openforgerl.errors import StoreError
+from openforgerl.store import Database, RunStore
 from openforgerl.testing.tiny_model import write_tiny_model
+from openforgerl.types import Attempt, Rollout
 
 ROOT = Path(__file__).parents[2]
 TASK = ROOT / "src/openforgerl/demo/tasks/rl-copy-00"
@@ -297,6 +301,44 @@ def test_tasks_check_tells_a_bad_task_from_good_ones(capsys: pytest.CaptureFixtu
     code, out, _ = ran(capsys, "tasks", "check", tmp_path)
     assert code == 1 and "bad: error" in out and "1 task directories, 1 errors" in out
     assert ran(capsys, "tasks", "check", TASK)[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["list", "show"])
+def test_a_tasks_text_is_neither_markup_nor_control(
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    task = tmp_path / "task"
+    shutil.copytree(TASK, task)
+    (task / "instruction.md").write_text("Fix [/red] in \x1b[2J[bold]x\n")
+    code, out, err = ran(capsys, "tasks", verb, task)
+    assert code == 0, err
+    assert "Fix [/red] in ␛[2J[bold]x" in out and "\x1b" not in out
+
+
+async def _record(path: Path, task: str) -> None:
+    async with Database.open(path) as database:
+        store = RunStore(database)
+        await store.put_run("run", "digest")
+        rollout = Rollout(
+            rollout_id="r0",
+            run_id="run",
+            task=task,
+            task_digest="d",
+            harness="react",
+            group_id="g",
+            index=0,
+            seed=0,
+            purpose="[/x]",
+        )
+        await store.plan([rollout])
+        await store.begin_attempt(Attempt(attempt_id="r0-a0", rollout_id="r0", number=0, started_at=0.0))
+
+
+def test_a_runs_names_are_neither_markup_nor_control(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asyncio.run(_record(tmp_path / "run.sqlite", "[/red]\x1b[2J"))
+    code, out, err = ran(capsys, "show", tmp_path)
+    assert code == 0, err
+    assert "[/red]␛[2J" in out and "[/x]" in out and "\x1b" not in out
 
 
 def test_a_run_is_shown(run_words: list[object], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from openforgerl import protocols
 
@@ -37,6 +38,11 @@ def plain(line: str) -> str:
     A control character becomes its picture (ESC is ␛), what has none becomes "?"; newlines and tabs stay.
     """
     return "".join(char if char.isprintable() else _picture(char) for char in line)
+
+
+def cell(words: str) -> Text:
+    """A table's cell that shows `words` as they are: rich reads a bare string as markup and fails on `[/x]`."""
+    return Text(plain(words))
 
 
 def _picture(char: str) -> str:

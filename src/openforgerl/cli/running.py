@@ -11,7 +11,7 @@ from rich.table import Table
 
 from openforgerl.cli.configs import Chosen, RunConfig, resolve, round_options
 from openforgerl.cli.interruption import run_until_interrupted
-from openforgerl.cli.progress import open_console, open_progress
+from openforgerl.cli.progress import cell, open_console, open_progress
 from openforgerl.cli.rounds import Round, run_round
 from openforgerl.types import Failure, Verdict
 
@@ -47,7 +47,7 @@ def _print(result: Round, folder: Path) -> None:
             if outcome
             else ""
         )
-        table.add_row(result.rollouts[attempt.rollout_id].task, attempt.attempt_id, said)
+        table.add_row(*map(cell, (result.rollouts[attempt.rollout_id].task, attempt.attempt_id, said)))
     console = open_console()
     console.print(table)
-    console.print(f"Look closer: openforgerl show {folder} ATTEMPT", highlight=False)
+    console.print(f"Look closer: openforgerl show {folder} ATTEMPT", highlight=False, markup=False)

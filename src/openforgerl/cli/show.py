@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from openforgerl.cli.progress import open_console, plain
+from openforgerl.cli.progress import cell, open_console, plain
 from openforgerl.errors import InputError, StoreError
 from openforgerl.orchestrator.assembly import TOKENIZER, read_run
 from openforgerl.protocols import Renderer
@@ -68,7 +68,8 @@ async def _list(folder: Path, failed: bool, limit: int, console: Console) -> Non
         table.add_column(column, overflow="fold")
     for attempt in chosen:
         seconds = "" if attempt.finished_at is None else f"{attempt.finished_at - attempt.started_at:.1f}"
-        table.add_row(attempt.attempt_id, rollouts[attempt.rollout_id].task, _outcome(attempt), seconds)
+        words = (attempt.attempt_id, rollouts[attempt.rollout_id].task, _outcome(attempt), seconds)
+        table.add_row(*map(cell, words))
     console.print(table)
     if any(attempt.outcome is None for attempt in chosen):
         console.print("unfinished: running now, or stopped in the middle; the run's own command resumes it")
@@ -84,7 +85,7 @@ def _summary(attempts: list[Attempt], rollouts: dict[str, Rollout], console: Con
         origins = Counter(attempt.outcome.origin.value for attempt in found if isinstance(attempt.outcome, Failure))
         failures = ", ".join(f"{count} {origin}" for origin, count in sorted(origins.items()))
         solved = sum(verdict.passed for verdict in verdicts)
-        table.add_row(purpose, str(len(found)), str(solved), str(len(verdicts)), failures)
+        table.add_row(*map(cell, (purpose, str(len(found)), str(solved), str(len(verdicts)), failures)))
     console.print(table)
 
 
@@ -140,7 +141,7 @@ def _decoded(
 
 def _samples(found: SampleSet, pictures: Mapping[str, str], renderer: Renderer, console: Console) -> None:
     for sample in found.samples:
-        console.rule(f"{sample.sample_id}: {len(sample.ids)} ids, {sample.trained_tokens} trained")
+        console.rule(cell(f"{sample.sample_id}: {len(sample.ids)} ids, {sample.trained_tokens} trained"))
         text = Text()
         for mark in annotate(sample):
             said = _decoded(mark.ids, mark.start, sample.images, pictures, renderer)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from openforgerl.cli.progress import open_console
+from openforgerl.cli.progress import cell, open_console, plain
 from openforgerl.errors import InputError
 from openforgerl.tasks import lint, plan_environment, read_task, read_tasks, task_directories
 
@@ -29,7 +29,8 @@ def list_command(path: Path) -> None:
         table.add_column(column, overflow="fold")
     for task in read_tasks(path):
         first = task.instruction.strip().splitlines()[0]
-        table.add_row(task.name, str(task.metadata.get("split", "")), f"{task.agent_timeout:g} s", first)
+        words = (task.name, str(task.metadata.get("split", "")), f"{task.agent_timeout:g} s", first)
+        table.add_row(*map(cell, words))
     open_console().print(table)
 
 
@@ -38,13 +39,13 @@ def list_command(path: Path) -> None:
 def show(path: Path) -> None:
     """Show one task: its instruction, environment and limits."""
     task = read_task(path)
-    click.echo(f"{task.name}\n{task.digest}\n\n{task.instruction.strip()}\n")
+    click.echo(plain(f"{task.name}\n{task.digest}\n\n{task.instruction.strip()}\n"))
     environment = plan_environment(task)
-    click.echo(f"work directory  {environment.workdir}")
+    click.echo(plain(f"work directory  {environment.workdir}"))
     for inside, outside in environment.files.items():
-        click.echo(f"file            {inside}  ({outside})")
+        click.echo(plain(f"file            {inside}  ({outside})"))
     for note in environment.notes:
-        click.echo(f"note            {note}")
+        click.echo(plain(f"note            {note}"))
     click.echo(f"limits          agent {task.agent_timeout:g} s, verifier {task.verifier_timeout:g} s")
 
 
@@ -59,6 +60,6 @@ def check(path: Path) -> None:
     for directory in directories:
         for finding in lint(directory):
             bad += finding.level == "error"
-            click.echo(f"{directory.name}: {finding}")
+            click.echo(plain(f"{directory.name}: {finding}"))
     click.echo(f"{len(directories)} task directories, {bad} errors")
     sys.exit(1 if bad else 0)
