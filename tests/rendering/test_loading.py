@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,30 @@ def test_broken_files_are_named(directory: Path) -> None:
     (directory / "generation_config.json").unlink()
     (directory / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(TemplateError, match="chat template, line 1"):
+        load_renderer(directory)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "config.json"])
+def test_a_file_that_is_no_text_is_named(directory: Path, name: str) -> None:
+    (directory / name).write_bytes(b'{"a": "caf\xe9"}')
+    with pytest.raises(InputError, match=rf"{re.escape(str(directory / name))} is not UTF-8 \(byte 10: "):
+        load_renderer(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"model": 3}'),
+        ("chat_template.jinja", "{% if %}"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}'),
+        ("tokenizer_config.json", '{"eos_token": "<nope>"}'),
+        ("tokenizer_config.json", '{"chat_template": [3]}'),
+    ],
+)
+def test_what_is_wrong_in_a_file_names_the_directory(directory: Path, name: str, content: str) -> None:
+    (directory / name).write_text(content)
+    with pytest.raises(InputError, match=re.escape(str(directory))):
         load_renderer(directory)
 
 

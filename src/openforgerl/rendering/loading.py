@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from openforgerl.errors import InputError
+from openforgerl.errors import InputError, TemplateError
 from openforgerl.rendering.images import PLACEHOLDER, NoImages, Placeholders, rules_in
 from openforgerl.rendering.renderer import ChatRenderer
 from openforgerl.rendering.tokenizer import AddedToken, TokenCodec
@@ -30,21 +30,25 @@ def load_renderer(directory: Path) -> ChatRenderer:
     source = directory / "tokenizer.json"
     if not source.is_file():
         raise InputError(f"{source} is missing: save the model with a fast tokenizer (tokenizer.json)")
-    text = source.read_text("utf-8")
+    text = _text(source)
     config = _json(directory / "tokenizer_config.json") or {}
     special = _special_tokens(config, _json(directory / "special_tokens_map.json") or {})
-    codec = _codec(text, config, special)
+    codec = _codec(directory, text, config, special)
     stop_ids = _stop_ids(directory, codec, special)
     added = [msgspec.to_builtins(token) for token in codec.added.values()]
     digest = hashlib.sha256(text.encode() + msgspec.json.encode(added)).hexdigest()
-    return ChatRenderer(
-        codec,
-        _templates(directory, config),
-        special_tokens=special,
-        stop_ids=stop_ids,
-        tokenizer_digest=digest,
-        images=_images(directory, codec),
-    )
+    templates, images = _templates(directory, config), _images(directory, codec)
+    try:
+        return ChatRenderer(
+            codec,
+            templates,
+            special_tokens=special,
+            stop_ids=stop_ids,
+            tokenizer_digest=digest,
+            images=images,
+        )
+    except TemplateError as error:
+        raise TemplateError(f"{directory}: {error}") from error
 
 
 def _images(directory: Path, codec: TokenCodec) -> Placeholders | NoImages:
@@ -72,11 +76,23 @@ def _images(directory: Path, codec: TokenCodec) -> Placeholders | NoImages:
     return Placeholders(rules, token_id)
 
 
+def _text(path: Path) -> str:
+    """The text of one of a model's files. InputError naming it when it cannot be read or is not UTF-8."""
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8 (byte {error.start}: {error.reason}): save it as UTF-8, or copy it anew"
+        ) from error
+
+
 def _json(path: Path) -> dict[str, JsonValue] | None:
     if not path.is_file():
         return None
     try:
-        value = msgspec.json.decode(path.read_bytes())
+        value = msgspec.json.decode(_text(path))
     except msgspec.DecodeError as error:
         raise InputError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -102,15 +118,19 @@ def _special_tokens(config: dict[str, JsonValue], mapped: dict[str, JsonValue]) 
     return found
 
 
-def _codec(source: str, config: dict[str, JsonValue], special: dict[str, str]) -> TokenCodec:
+def _codec(directory: Path, source: str, config: dict[str, JsonValue], special: dict[str, str]) -> TokenCodec:
+    path = directory / "tokenizer_config.json"
     listed = config.get("added_tokens_decoder") or {}
     extra: list[AddedToken] = []
     try:
         for token_id, token in listed.items():
             extra.append(msgspec.convert({**token, "id": int(token_id)}, AddedToken))
     except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"tokenizer_config.json: added_tokens_decoder cannot be read: {error}") from error
-    codec = TokenCodec(source, extra=extra)
+        raise InputError(f"{path}: added_tokens_decoder cannot be read: {error}") from error
+    try:
+        codec = TokenCodec(source, extra=extra)
+    except InputError as error:
+        raise InputError(f"{directory}: {error}") from error
     # A special token that is plain vocabulary in tokenizer.json still is a special token.
     known = {token.content for token in codec.added.values()}
     ids = {text: codec.id_of(text) for text in special.values() if text not in known}
@@ -124,7 +144,7 @@ def _stop_ids(directory: Path, codec: TokenCodec, special: dict[str, str]) -> tu
     if eos is not None:
         eos_id = codec.id_of(eos)
         if eos_id is None:
-            raise InputError(f"tokenizer_config.json: eos_token {eos!r} is not in tokenizer.json")
+            raise InputError(f"{directory / 'tokenizer_config.json'}: eos_token {eos!r} is not in tokenizer.json")
         found.append(eos_id)
     generation = (_json(directory / "generation_config.json") or {}).get("eos_token_id")
     if generation is None:
@@ -152,10 +172,10 @@ def _templates(directory: Path, config: dict[str, JsonValue]) -> dict[str, str]:
     elif isinstance(inline, list):
         for entry in inline:
             if not isinstance(entry, dict) or not isinstance(entry.get("template"), str):
-                raise InputError("tokenizer_config.json: chat_template entries need name and template")
+                raise InputError(f"{directory / 'tokenizer_config.json'}: chat_template entries need name and template")
             found[str(entry.get("name", "default"))] = entry["template"]
     if path.is_file():
-        found["default"] = path.read_text("utf-8")
+        found["default"] = _text(path)
     if "default" not in found:
         raise InputError(f"{path} is missing and tokenizer_config.json has no chat_template: add one of them")
     return found
