@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from contextlib import aclosing
@@ -146,6 +147,47 @@ async def test_an_upstream_that_echoes_the_key_does_not_spread_it(monkeypatch: p
         assert caught.value.status == 400
         assert text_of(await ask(engine)) == "it is [key]"
         await engine.close()
+
+
+@pytest.mark.parametrize("key", ["EMPTY", "none", "1", "content", "token-abc123", "sk-no-key-required"])
+async def test_an_answer_is_never_altered_for_a_key_that_is_a_word(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_KEY", key)
+    answer = f'It is {key}: 101 of none, EMPTY. "error"'
+    async with upstream(says_whole(answer), calls(("f", json.dumps({"error": key})))) as fake:
+        engine = relay(fake, key_env="TEACHER_KEY")
+        assert text_of(await ask(engine)) == answer
+        deltas = [delta for chunk in await ask(engine) for delta in chunk.deltas]
+        assert "".join(delta.text for delta in deltas if delta.kind == "arguments") == json.dumps({"error": key})
+        await engine.close()
+    assert fake.headers[0]["authorization"] == f"Bearer {key}"
+
+
+async def test_a_short_key_does_not_spoil_the_numbers_of_an_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_KEY", "1")
+    said = "This model's maximum context length is 1000 tokens. However, you requested 1100 tokens."
+    async with upstream(refuse(400, {"error": {"message": said}})) as fake:
+        engine = relay(fake, key_env="TEACHER_KEY")
+        with pytest.raises(ContextOverflow, match="1100"):
+            await ask(engine)
+        await engine.close()
+
+
+@pytest.mark.parametrize("key", ["hunter-2", "token-abc123", KEY])
+async def test_no_error_shows_the_key(
+    key: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("TEACHER_KEY", key)
+    said = {"error": {"message": f"bad: {key}"}}
+    async with upstream(refuse(400, said), refuse(500, said), stream(data(said))) as fake:
+        engine = relay(fake, key_env="TEACHER_KEY", retries=1)
+        with pytest.raises(EngineError, match=r"bad: \[key\]"):
+            await ask(engine)
+        with pytest.raises(EngineError, match=r"bad: \[key\]"):
+            await ask(engine)
+        assert engine.stats.requests == 3  # the second question was asked again after the 500
+        await engine.close()
+    assert "[key]" in caplog.text and key not in caplog.text
 
 
 def says_whole(text: str) -> Any:

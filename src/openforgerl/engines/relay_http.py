@@ -10,6 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
+import msgspec
 
 from openforgerl.engines.options import RelayOptions
 from openforgerl.engines.relay_faults import Fault, OutOfTime, cut, malformed, refusal
@@ -20,6 +21,12 @@ MOST_EVENT_BYTES = 8 * 2**20
 MOST_ANSWER_BYTES = 64 * 2**20
 MOST_ERROR_BYTES = 64 * 2**10
 CONNECT_S = 30.0
+LEAST_IN_ANSWERS = 16
+"""Characters that a key must have to be taken out of answers: shorter ones are words that a model may well say."""
+LEAST_IN_ERRORS = 8
+"""The same for an upstream's errors. Still shorter ones guard nothing, and taking them out would spoil the numbers."""
+_PLACEHOLDERS = frozenset({"sk-no-key-required"})
+"""What stands for no key (llama.cpp's documentation) though it is long enough to be one."""
 
 
 class Secret:
@@ -35,9 +42,19 @@ class Secret:
         """The key itself, for the request's header."""
         return self._value
 
-    def out_of(self, data: bytes) -> bytes:
-        """`data` without the key, if an upstream echoes it."""
-        return data.replace(self._value.encode(), b"[key]") if self._value else data
+    def out_of_error(self, data: bytes) -> bytes:
+        """An upstream's error without the key, if it echoes it."""
+        return self._out_of(data, LEAST_IN_ERRORS)
+
+    def out_of_event(self, data: str) -> str:
+        """A stream's event without the key, if it echoes it. What a model may have said by itself is left alone."""
+        least = LEAST_IN_ERRORS if _is_error(data) else LEAST_IN_ANSWERS
+        return self._out_of(data.encode(), least).decode()
+
+    def _out_of(self, data: bytes, least: int) -> bytes:
+        if len(self._value) < least or self._value in _PLACEHOLDERS:
+            return data
+        return data.replace(self._value.encode(), b"[key]")
 
 
 def read_key(options: RelayOptions) -> Secret:
@@ -120,7 +137,7 @@ class Door:
     async def _check(self, response: aiohttp.ClientResponse, prompt_tokens: int, limit: int) -> None:
         """A stream of events, or a Fault."""
         if response.status != 200:
-            said = self._secret.out_of(await response.content.read(MOST_ERROR_BYTES))
+            said = self._secret.out_of_error(await response.content.read(MOST_ERROR_BYTES))
             headers = {name.lower(): value for name, value in response.headers.items()}
             raise refusal(response.status, said, headers, prompt_tokens, limit)
         if response.content_type != "text/event-stream":
@@ -143,7 +160,18 @@ class Door:
             raise malformed("it is not UTF-8") from error
         except ValueError as error:
             raise _too_large(str(error)) from error
-        return [SseEvent(self._secret.out_of(event.data.encode()).decode(), event.event) for event in events]
+        return [SseEvent(self._secret.out_of_event(event.data), event.event) for event in events]
+
+
+def _is_error(data: str) -> bool:
+    """Whether an event's data is an error, as both APIs write one: an object with a field `error`."""
+    if '"error"' not in data:
+        return False
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return False  # its reader says what is wrong with it, without its words
+    return isinstance(value, dict) and bool(value.get("error"))
 
 
 def _too_large(what: str) -> Fault:
