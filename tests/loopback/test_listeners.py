@@ -109,3 +109,23 @@ async def test_a_unix_socket(name: str, tmp_path: Path, renderer: ChatRenderer) 
     with pytest.raises(OSError, match=r"refused|No such file"):
         await asyncio.open_unix_connection(path)
     assert [*tmp_path.glob("*.sock")] == []
+
+
+async def test_a_file_in_the_place_of_the_unix_socket_is_named_and_kept(tmp_path: Path, renderer: ChatRenderer) -> None:
+    path = tmp_path / "precious.txt"
+    path.write_text("keep me")
+    with pytest.raises(ConfigError, match=r"proxy\.unix_socket '.*precious\.txt'"):
+        async with house(tmp_path, renderer, scripted(renderer), unix_socket=str(path)):
+            pass
+    assert path.read_text() == "keep me"
+
+
+async def test_a_start_that_fails_earlier_keeps_another_proxys_socket(tmp_path: Path, renderer: ChatRenderer) -> None:
+    path = str(tmp_path / "p.sock")
+    async with house(tmp_path / "a", renderer, scripted(renderer), unix_socket=path) as home:
+        port = home.proxy.data_address[1]
+        with pytest.raises(OSError, match="in use"):
+            async with house(tmp_path / "b", renderer, scripted(renderer), unix_socket=path, port=port):
+                pass
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.close()

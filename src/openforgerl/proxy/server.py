@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 from contextlib import AbstractAsyncContextManager
@@ -61,6 +60,8 @@ class ProxyServer:
         )
         self._data: web.AppRunner | None = None
         self._control: web.AppRunner | None = None
+        self._unix_path: Path | None = None
+        """The socket file that we made, and so remove."""
         self._listeners: dict[socket.socket, BoundedListener] = {}
 
     async def __aenter__(self) -> ProxyServer:
@@ -88,7 +89,7 @@ class ProxyServer:
             self._data = await self._runner(data)
             await web.TCPSite(self._data, options.host, options.port).start()
             if options.unix_socket:
-                await web.UnixSite(self._data, options.unix_socket).start()
+                await self._serve_unix(self._data, options.unix_socket)
             if token is not None:
                 control = control_app(self._gateway, token, base_urls=self.base_urls, unlisted=data[UNLISTED])
                 self._control = await self._runner(control)
@@ -111,9 +112,9 @@ class ProxyServer:
             if runner is not None:
                 await runner.cleanup()
         await self.sessions.drain()
-        if data is not None and self.options.unix_socket and not self.options.unix_socket.startswith("\0"):
-            with contextlib.suppress(FileNotFoundError):
-                Path(self.options.unix_socket).unlink()
+        made, self._unix_path = self._unix_path, None
+        if made is not None:
+            made.unlink(missing_ok=True)
 
     async def add_listener(self, listener: socket.socket) -> None:
         """Serve the data port's routes on a socket that already listens (made in a sandbox's net namespace).
@@ -150,6 +151,14 @@ class ProxyServer:
             origin = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         served = self._gateway.dialects
         return {name: f"{origin}/s/{session_id}{end}" for name, end in BASE_PATHS.items() if name in served}
+
+    async def _serve_unix(self, runner: web.AppRunner, path: str) -> None:
+        try:
+            await web.UnixSite(runner, path).start()
+        except OSError as error:
+            raise ConfigError(f"proxy.unix_socket {path!r}: {error.strerror or error}") from error
+        if not path.startswith("\0"):
+            self._unix_path = Path(path)
 
     async def _runner(self, app: web.Application) -> web.AppRunner:
         options = self.options
