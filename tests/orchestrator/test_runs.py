@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from openforgerl.errors import AlreadyCommitted, StageError
 from openforgerl.orchestrator import OrchestratedGroups, Recording, RunOptions, plan_rollouts
+from openforgerl.orchestrator.assembly import keep_tokenizer
 from openforgerl.orchestrator.runs import INTERRUPTED
 from openforgerl.rollout import OnTimeout, RolloutOptions
 from openforgerl.testing.fake_sandbox import FakeSandbox, FakeSandboxes, Program
@@ -290,3 +292,19 @@ async def test_eval_stages_share_their_seeds_and_nothing_else_does(bench: Bench)
     assert seeds("eval:sft") == seeds("eval:rl")
     everything = [*seeds("eval:sft"), *seeds("train", 1), *seeds("train", 2)]
     assert len(set(everything)) == len(everything)
+
+
+def test_a_tokenizer_whose_copying_was_killed_is_copied_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, folder = tmp_path / "model", tmp_path / "run"
+    model.mkdir()
+    (model / "tokenizer.json").write_text("0123456789")
+
+    def killed(source: Path, target: Path) -> None:
+        target.write_text(source.read_text()[:5])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "copyfile", killed)
+        keep_tokenizer(folder, model)
+    keep_tokenizer(folder, model)
+    assert (folder / "tokenizer" / "tokenizer.json").read_text() == "0123456789"

@@ -129,12 +129,17 @@ async def listening(proxy: ProxyServer) -> AsyncGenerator[ProxyServer]:
 
 
 def keep_tokenizer(folder: Path, source: Path) -> None:
-    """Copy a model's tokenizer and chat template into the run folder, so that its tokens can be read later."""
+    """Copy a model's tokenizer and chat template into the run folder, so that its tokens can be read later.
+
+    A file gets its name when it is whole: what is there is never copied again, so half of one would stay.
+    """
     target = folder / TOKENIZER
     target.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (source / name).is_file() and not (target / name).exists():
-            shutil.copyfile(source / name, target / name)
+            partial = target / f".{name}.{os.getpid()}"  # a proxy and a run may copy at once
+            shutil.copyfile(source / name, partial)
+            partial.replace(target / name)
 
 
 @dataclass(frozen=True, slots=True)
