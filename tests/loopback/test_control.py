@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import stat
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,30 @@ def test_the_token_file(tmp_path: Path) -> None:
             control_token(path)
     with pytest.raises(ConfigError, match="cannot be used"):
         control_token(tmp_path)
+
+
+def test_no_empty_token_file_is_ever_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_: int) -> str:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "token"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(secrets, "token_hex", killed)
+        control_token(path)
+    assert not path.exists()
+    assert len(control_token(path)) == 64
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_two_processes_that_make_a_token_the_first_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+
+    def late(_: int) -> str:
+        path.write_text("made-by-the-other-process")
+        return "0" * 64
+
+    monkeypatch.setattr(secrets, "token_hex", late)
+    assert control_token(path) == "made-by-the-other-process"
 
 
 async def test_without_a_token_file_there_is_no_control_port(tmp_path: Path, renderer: ChatRenderer) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 from openforgerl.errors import ConfigError
@@ -22,11 +23,8 @@ def control_token(path: Path) -> str:
     ConfigError when the file cannot be used. The token itself is logged nowhere.
     """
     try:
-        with contextlib.suppress(FileExistsError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(secrets.token_hex(32) + "\n")
+        if not path.exists():
+            _make(path)
         if path.stat().st_mode & 0o077:
             logger.warning("control token file %s can be read by others; chmod 600 it", path)
         token = path.read_text(encoding="utf-8").strip()
@@ -38,3 +36,16 @@ def control_token(path: Path) -> str:
             "delete the file to have one made"
         )
     return token
+
+
+def _make(path: Path) -> None:
+    """A new token in `path`, unless another process makes one first. The file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)  # unlike a rename, it never replaces the token that somebody else reads by now
+    finally:
+        os.unlink(partial)
