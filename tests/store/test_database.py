@@ -10,7 +10,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -158,6 +161,52 @@ async def test_reading_only(tmp_path: Path) -> None:
             await reader.read(lambda connection: connection.execute("DELETE FROM calls"))
     with pytest.raises(StoreError, match="closed"):
         await CallStore(reader).calls("s")
+
+
+@contextmanager
+def a_folder_that_we_may_only_read() -> Generator[Path]:
+    """Its files can be put in place before `chmod`; from there on we are nobody, if we were root."""
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
+    root = os.geteuid() == 0
+    try:
+        yield folder
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def protect(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.chmod(0o444)
+    folder.chmod(0o555)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+
+
+async def test_a_closed_run_is_read_in_a_folder_that_cannot_be_written() -> None:
+    with a_folder_that_we_may_only_read() as folder:
+        path = folder / "run.sqlite"
+        await filled(path)
+        protect(folder)
+        with pytest.raises(OSError, match="denied"):
+            (folder / "new").touch()
+        async with Database.read_only(path) as reader:
+            assert len(await CallStore(reader).calls("s")) == 20
+
+
+async def test_a_run_with_a_log_is_not_read_without_it() -> None:
+    with a_folder_that_we_may_only_read() as folder:
+        path = folder / "run.sqlite"
+        async with Database.open(folder / "live.sqlite") as database:
+            await CallStore(database).import_calls("s", [call()])
+            for end in ("", "-wal"):
+                shutil.copyfile(folder / f"live.sqlite{end}", f"{path}{end}")
+        assert Path(f"{path}-wal").stat().st_size > 0
+        protect(folder)
+        with pytest.raises(StoreError, match=r"the folder must be writable to read a run that was not closed; copy it"):
+            Database.read_only(path)
 
 
 async def test_many_waiting_writes_share_transactions_and_fail_alone(database: Database) -> None:

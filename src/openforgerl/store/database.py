@@ -60,6 +60,7 @@ class Database:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._closed = False
+        self._immutable = False
         self._readers = ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="store-read")
         self._reader_of_thread = threading.local()
         self._reader_connections: list[sqlite3.Connection] = []
@@ -101,14 +102,27 @@ class Database:
 
     @classmethod
     def read_only(cls, path: Path | str) -> Database:
-        """Open for reading, beside a live writer or without one. Raises StoreError like `open`."""
+        """Open for reading, beside a live writer or without one. Raises StoreError like `open`.
+
+        SQLite keeps an index of the log (-shm) beside the file even to read it. In a folder where none can be
+        made, a file without a log is whole by itself and is read as one that nobody writes; a log is refused.
+        """
         path = Path(path).absolute()
         if not path.is_file():
             raise StoreError(f"no run database at {path}: name a run folder's run.sqlite")
         database = cls(path, None, None)
         try:
-            connection = database._connect_reader()
-            _check_schema(connection, path)
+            try:
+                _check_schema(database._connect_reader(), path)
+            except sqlite3.OperationalError as error:
+                if _primary(error) not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+                    raise
+                if Path(f"{path}-wal").exists():
+                    raise StoreError(
+                        f"{path}: the folder must be writable to read a run that was not closed; copy it ({error})"
+                    ) from error
+                database._immutable = True
+                _check_schema(database._connect_reader(), path)
         except sqlite3.Error as error:
             database._close()
             raise store_error(path, error) from error
@@ -225,7 +239,7 @@ class Database:
 
     def _connect_reader(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"file:{quote(str(self.path))}?mode=ro",
+            f"file:{quote(str(self.path))}?mode=ro" + ("&immutable=1" if self._immutable else ""),
             uri=True,
             isolation_level=None,
             check_same_thread=False,
@@ -240,8 +254,6 @@ def store_error(path: Path, error: Exception) -> Exception:
     """The one door of sqlite3: its errors as StoreError with what to do; our own errors pass unchanged."""
     if isinstance(error, OpenForgeError) or not isinstance(error, sqlite3.Error):
         return error
-    code = getattr(error, "sqlite_errorcode", None)
-    primary = code & 0xFF if isinstance(code, int) else -1
     advice = {
         sqlite3.SQLITE_FULL: "the disk is full; nothing was half-written. Free space and run the same command again",
         sqlite3.SQLITE_IOERR: "the disk failed; nothing was half-written. Check it and run the same command again",
@@ -251,10 +263,16 @@ def store_error(path: Path, error: Exception) -> Exception:
         sqlite3.SQLITE_CORRUPT: _DAMAGED,
         sqlite3.SQLITE_NOTADB: "this is no SQLite database, or its beginning is damaged. " + _DAMAGED,
         sqlite3.SQLITE_CONSTRAINT: "the write contradicts what is stored",
-    }.get(primary, "the write was refused")
+    }.get(_primary(error), "the write was refused")
     mapped = StoreError(f"{path}: {advice} ({error})")
     mapped.__cause__ = error
     return mapped
+
+
+def _primary(error: sqlite3.Error) -> int:
+    """SQLite's result code without its details; -1 for an error of the Python module."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) else -1
 
 
 _DAMAGED = (
