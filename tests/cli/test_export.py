@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from openforgerl.cli.main import main
 from openforgerl.formats.token_rows import read_token_rows
 from openforgerl.testing.tiny_model import write_tiny_model
 
-from .recorded_run import make_run
+from .recorded_run import FAILED, make_run, record
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,17 @@ def test_wrong_words_are_refused(
     code, _, err = ran(capsys, "export", folder, *words)
     assert code == 2 and said in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_to_export_is_said_and_writes_nothing(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    asyncio.run(record(run, tiny, [("move", "train", (FAILED, FAILED)), ("copy", "train", ())]))
+    code, _, err = ran(capsys, "export", run, "--format", "trl", "--out", tmp_path / "deep" / "rows.jsonl")
+    assert code == 2 and f"{run} has nothing to export" in err
+    assert "attempts left out: 1 failed, 1 failed and tried again, 1 planned, never begun" in err
+    assert not (tmp_path / "deep").exists()
 
 
 def test_what_is_there_is_never_replaced(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

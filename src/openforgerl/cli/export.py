@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 
 import click
 
+from openforgerl.errors import InputError
 from openforgerl.formats import Decode, Report, Selection, format_names, open_writer
 from openforgerl.orchestrator.assembly import TOKENIZER, read_run
 from openforgerl.rendering import load_renderer
@@ -49,9 +51,15 @@ async def _export(
     try:
         store = RunStore(database)
         selection = Selection(store, purpose=purpose, only_passed=only_passed)
-        with open_writer(name, out, decode) as writer:
-            async for record in selection.records():
-                writer.add(record)
-            return writer.close(), dict(sorted(selection.left_out.items()))
+        async with aclosing(selection.records()) as records:
+            first = await anext(records, None)
+            if first is None:
+                counts = ", ".join(f"{count} {what}" for what, count in sorted(selection.left_out.items()))
+                raise InputError(f"{folder} has nothing to export; attempts left out: {counts or 'none, it has none'}")
+            with open_writer(name, out, decode) as writer:
+                writer.add(first)
+                async for record in records:
+                    writer.add(record)
+                return writer.close(), dict(sorted(selection.left_out.items()))
     finally:
         await database.close()
