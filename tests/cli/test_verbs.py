@@ -89,6 +89,12 @@ def test_a_verb_has_few_flags_and_each_says_what_it_does(words: str) -> None:
     assert undocumented == []
 
 
+def test_help_says_what_is_needed_and_where_the_harnesses_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "torch, transformers" not in ran(capsys, "testing", "tiny-model", "--help")[1]
+    for words in ("run", "eval", "train grpo"):
+        assert "openforgerl harness list" in " ".join(ran(capsys, *words.split(), "--help")[1].split())
+
+
 def test_the_reference_is_what_the_commands_say() -> None:
     assert (ROOT / "docs/cli.md").read_text() == reference()
 
@@ -126,6 +132,7 @@ def test_readme_names_only_verbs_and_flags_that_exist() -> None:
         (["tasks", "show", "docs"], "task.toml is missing"),
         (["harness", "install", "bogus"], "'bogus'"),
         (["testing", "tiny-model", "README.md"], "README.md"),
+        (["testing", "tiny-model", "/nonexistent/x", "--seed", "-5"], "--seed"),
         (["testing", "tiny-model", "README.md/x"], "README.md/x"),
         (["doctor", "x"], "unexpected extra argument"),
         (["demo", "--seeds", "0"], "--seeds"),

@@ -148,7 +148,7 @@ def _split(by_task: dict[str, list[Sample]], config: SftConfig) -> tuple[list[Sa
 @click.option(
     "--model", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Model directory to start."
 )
-@click.option("--harness", help="pi, react, command or module:Class.  [default: pi]")
+@click.option("--harness", help="A harness of `openforgerl harness list`, or module:Class.  [default: pi]")
 @click.option(
     "--run", "folder", type=click.Path(path_type=Path), default=Path("runs/grpo"), show_default=True, help="Run folder."
 )
