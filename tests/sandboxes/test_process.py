@@ -255,7 +255,8 @@ async def test_an_endpoint_is_forwarded(backend, tmp_path, kind):
         server.close()
         await server.wait_closed()
         gone = await sandbox.exec(["python3", "-c", ask], env={}, timeout=10)
-        assert b"ConnectionResetError" in gone.stderr or b"BrokenPipeError" in gone.stderr
+        refusals = (b"ConnectionResetError", b"BrokenPipeError", b"Transport endpoint is not connected")
+        assert any(refusal in gone.stderr for refusal in refusals)  # whichever call of the client meets it first
 
 
 async def test_close_leaves_nothing(backend, spec, state):
