@@ -344,7 +344,7 @@ BODY = st.fixed_dictionaries(
 BODIES = st.one_of(BODY.map(json.dumps), BODY.map(json.dumps), WILD.map(json.dumps), st.text()).map(str.encode)
 
 
-def survives(body: bytes, strict: bool) -> None:
+def check_answer_or_refusal(body: bytes, strict: bool) -> None:
     """A valid answer or a well-formed 4xx, and nothing else."""
     try:
         parsed = GEMINI.parse(body, strict=strict, address=Address(model="m", stream=True))
@@ -361,7 +361,7 @@ def survives(body: bytes, strict: bool) -> None:
 @settings(CALM, max_examples=2000)
 @given(body=BODIES, strict=st.booleans())
 def test_no_request_breaks_the_parser(body: bytes, strict: bool) -> None:
-    survives(body, strict)
+    check_answer_or_refusal(body, strict)
 
 
 @pytest.mark.fuzz
@@ -369,4 +369,4 @@ def test_no_request_breaks_the_parser(body: bytes, strict: bool) -> None:
 @settings(CALM, max_examples=100_000)
 @given(body=BODIES, strict=st.booleans())
 def test_no_request_of_very_many_breaks_the_parser(body: bytes, strict: bool) -> None:
-    survives(body, strict)
+    check_answer_or_refusal(body, strict)

@@ -194,7 +194,7 @@ raw_bodies = st.one_of(
 )
 
 
-def answer_or_refuse(body: bytes, strict: bool) -> Request | None:
+def check_answer_or_refusal(body: bytes, strict: bool) -> Request | None:
     """Parse; whatever is taken can be answered, and whatever is refused is told in the dialect's own shape."""
     try:
         request = DIALECT.parse(body, strict=strict, memory=Remembered({"a": "thought"}))
@@ -228,7 +228,7 @@ _SAID = _said()
 @given(raw_bodies, st.booleans())
 @QUICK
 def test_any_body_is_taken_or_clearly_refused(body: bytes, strict: bool) -> None:
-    answer_or_refuse(body, strict)
+    check_answer_or_refusal(body, strict)
 
 
 @pytest.mark.fuzz
@@ -242,7 +242,7 @@ def test_any_of_many_bodies_is_taken_or_clearly_refused(part: int, request: pyte
     @settings(QUICK, max_examples=PART, database=None)
     @given(raw_bodies, st.booleans())
     def go(body: bytes, strict: bool) -> None:
-        answer_or_refuse(body, strict)
+        check_answer_or_refusal(body, strict)
 
     go()
 
@@ -254,7 +254,7 @@ def test_the_bodies_are_not_all_refused() -> None:
     @settings(QUICK, max_examples=300, database=None)
     @given(raw_bodies)
     def go(body: bytes) -> None:
-        taken.append(answer_or_refuse(body, False) is not None)
+        taken.append(check_answer_or_refusal(body, False) is not None)
 
     go()
     assert 0.25 < sum(taken) / len(taken) < 0.75

@@ -240,7 +240,7 @@ def remembering() -> Remembered:
     return memory
 
 
-def answer_or_refuse(body: bytes, strict: bool) -> Request | None:
+def check_answer_or_refusal(body: bytes, strict: bool) -> Request | None:
     """The request, after an answer was given to it, or None when it was refused as it should be."""
     try:
         request = DIALECT.parse(body, strict=strict, memory=remembering())
@@ -262,7 +262,7 @@ def answer_or_refuse(body: bytes, strict: bool) -> Request | None:
 @QUICK
 @given(raw_bodies, st.booleans())
 def test_any_body_is_taken_or_clearly_refused(body: bytes, strict: bool) -> None:
-    answer_or_refuse(body, strict)
+    check_answer_or_refusal(body, strict)
 
 
 @pytest.mark.fuzz
@@ -275,7 +275,7 @@ def test_any_of_many_bodies_is_taken_or_clearly_refused(part: int, request: pyte
     @settings(QUICK, max_examples=PART, database=None)
     @given(raw_bodies, st.booleans())
     def go(body: bytes, strict: bool) -> None:
-        answer_or_refuse(body, strict)
+        check_answer_or_refusal(body, strict)
 
     go()
 
@@ -287,7 +287,7 @@ def test_the_bodies_are_not_all_refused() -> None:
     @settings(QUICK, max_examples=300, database=None)
     @given(bodies.map(lambda body: json.dumps(body).encode()))
     def go(body: bytes) -> None:
-        taken.append(answer_or_refuse(body, False) is not None)
+        taken.append(check_answer_or_refusal(body, False) is not None)
 
     go()
     assert 60 < sum(taken) < 290

@@ -36,22 +36,8 @@ from openforgerl.wire.dialect import (
     StreamWriter,
 )
 from openforgerl.wire.fields import CHAT
+from openforgerl.wire.opening import joined_system
 from openforgerl.wire.reading import bad, present
-
-SYSTEM_JOIN = "\n\n"
-"""What stands between leading system and developer messages, which become one."""
-
-_ASKED: dict[str, tuple[float, float]] = {
-    "temperature": (0, 100),
-    "top_p": (0, 1),
-    "top_k": (-1, 1e9),
-    "min_p": (0, 1),
-    "presence_penalty": (-1e3, 1e3),
-    "frequency_penalty": (-1e3, 1e3),
-    "repetition_penalty": (0, 1e3),
-    "seed": (-(2.0**64), 2.0**64),
-}
-"""Sampling fields that are recorded as asked: name → accepted range."""
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -152,10 +138,7 @@ class _Notes(msgspec.Struct):
 
 
 def _asked(raw: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    asked: dict[str, JsonValue] = {}
-    for name, (low, high) in _ASKED.items():
-        if present(raw, name):
-            asked[name] = reading.number(raw[name], name, low=low, high=high)
+    asked = reading.numbers(raw, reading.SAMPLING)
     for name in ("max_tokens", "max_completion_tokens", "stop"):
         if present(raw, name):
             asked[name] = raw[name]
@@ -235,22 +218,7 @@ def _messages(raw: dict[str, JsonValue], notes: _Notes) -> tuple[Message, ...]:
     messages = [
         _message(reading.mapping(item, f"messages[{at}]"), f"messages[{at}]", notes) for at, item in enumerate(given)
     ]
-    return tuple(_merged_system(messages))
-
-
-def _merged_system(messages: list[Message]) -> list[Message]:
-    """Leading system and developer messages as one; later ones stay where they are, for the template to judge."""
-    leading = next((at for at, message in enumerate(messages) if message.role is not Role.SYSTEM), len(messages))
-    if leading < 2:
-        return messages
-    parts: list[Part] = []
-    for message in messages[:leading]:
-        if parts and message.parts:
-            parts.append(Text(SYSTEM_JOIN))
-        parts += message.parts
-    original = next((message.original_role for message in messages[:leading] if message.original_role), None)
-    merged = Message(role=Role.SYSTEM, parts=tuple(parts), original_role=original, name=messages[0].name)
-    return [merged, *messages[leading:]]
+    return tuple(joined_system(messages))
 
 
 def _message(given: dict[str, JsonValue], path: str, notes: _Notes) -> Message:

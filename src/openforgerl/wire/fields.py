@@ -79,43 +79,46 @@ def _is_neutral(value: JsonValue, neutral: tuple[JsonValue, ...]) -> bool:
     )
 
 
-def _honoured(name: str, note: str) -> Field:
+def honoured(name: str, note: str) -> Field:
+    """A row that does what its dialect says."""
     return Field(name, Disposition.HONOURED, note)
 
 
-def _inert(note: str, *names: str) -> tuple[Field, ...]:
+def inert(note: str, *names: str) -> tuple[Field, ...]:
+    """Rows that are accepted and change nothing, all for one reason."""
     return tuple(Field(name, Disposition.INERT, note) for name in names)
 
 
-def _refused(name: str, note: str, *neutral: JsonValue) -> Field:
+def refused(name: str, note: str, *neutral: JsonValue) -> Field:
+    """A row that is a 400, but for null and the `neutral` values."""
     return Field(name, Disposition.REFUSED, note, neutral)
 
 
-_SESSION_WINS = "recorded as asked; the session's value is what is applied"
-_UNCONSTRAINED = "answers are sampled freely, without a grammar; ask for the format in the prompt"
+SESSION_WINS = "recorded as asked; the session's value is what is applied"
+UNCONSTRAINED = "answers are sampled freely, without a grammar; ask for the format in the prompt"
 _OWN_STOPS = "the chat template decides which tokens end a turn; use `stop`"
 
 CHAT = FieldTable(
     "chat",
     (
-        _honoured("model", "recorded and echoed; every name is answered by the served model"),
-        _honoured(
+        honoured("model", "recorded and echoed; every name is answered by the served model"),
+        honoured(
             "messages", "roles system, developer (as system), user, assistant, tool; text, and images as `data:` URLs"
         ),
-        _honoured(
+        honoured(
             "tools", "type `function`; server-side tools (`web_search`, ...) are left out of the prompt and reported"
         ),
-        _honoured(
+        honoured(
             "tool_choice",
             "`auto`; `none` leaves the tools out of the prompt; `required` or a named tool: the answer opens with one",
         ),
-        _honoured("stream", "server-sent events, piece by piece"),
-        _honoured("stream_options", "`include_usage`"),
-        _honoured("max_tokens", "the smallest of request, session and context left"),
-        _honoured("max_completion_tokens", "as `max_tokens`; the smaller of the two"),
-        _honoured("stop", "a string or a list of strings; matched in the visible text, which ends before it"),
-        *_inert(
-            _SESSION_WINS,
+        honoured("stream", "server-sent events, piece by piece"),
+        honoured("stream_options", "`include_usage`"),
+        honoured("max_tokens", "the smallest of request, session and context left"),
+        honoured("max_completion_tokens", "as `max_tokens`; the smaller of the two"),
+        honoured("stop", "a string or a list of strings; matched in the visible text, which ends before it"),
+        *inert(
+            SESSION_WINS,
             "temperature",
             "top_p",
             "top_k",
@@ -125,15 +128,15 @@ CHAT = FieldTable(
             "repetition_penalty",
             "seed",
         ),
-        *_inert("recorded; how much the policy thinks is its own", "reasoning_effort", "reasoning", "verbosity"),
-        *_inert(
+        *inert("recorded; how much the policy thinks is its own", "reasoning_effort", "reasoning", "verbosity"),
+        *inert(
             "recorded; the session's template arguments are what is applied",
             "chat_template_kwargs",
             "enable_thinking",
             "thinking",
         ),
-        *_inert("recorded; a turn may always carry several calls", "parallel_tool_calls"),
-        *_inert(
+        *inert("recorded; a turn may always carry several calls", "parallel_tool_calls"),
+        *inert(
             "recorded",
             "user",
             "metadata",
@@ -144,29 +147,29 @@ CHAT = FieldTable(
             "prompt_cache_retention",
             "prediction",
         ),
-        *_inert("dropped from the prompt", "cache_control"),
-        *_inert("server-side tool: left out and reported", "web_search_options"),
-        _refused("n", "one answer per request; send the request again for another", 1),
-        _refused("best_of", "one answer per request; send the request again for another", 1),
-        _honoured("logprobs", "of every sampled token but the end of the turn; null where the engine has none"),
-        _refused("top_logprobs", "only the sampled tokens' own log-probabilities are known", 0),
-        _refused("logit_bias", "it would change the distribution that is trained", {}),
-        _refused("response_format", _UNCONSTRAINED, {"type": "text"}),
-        _refused("guided_json", _UNCONSTRAINED),
-        _refused("guided_regex", _UNCONSTRAINED),
-        _refused("guided_choice", _UNCONSTRAINED),
-        _refused("guided_grammar", _UNCONSTRAINED),
-        _refused("structured_outputs", _UNCONSTRAINED),
-        _refused("functions", "the legacy form; use `tools`", []),
-        _refused("function_call", "the legacy form; use `tool_choice`", "none", "auto"),
-        _refused("modalities", "the model writes text only", ["text"]),
-        _refused("audio", "the model writes text only"),
-        _refused("min_tokens", "it would forbid tokens that the policy may sample", 0),
-        _refused("ignore_eos", _OWN_STOPS, False),
-        _refused("stop_token_ids", _OWN_STOPS, []),
-        _refused("echo", "the answer never repeats the prompt", False),
-        _refused("continue_final_message", "the template always opens a new assistant turn", False),
-        _refused("add_generation_prompt", "the template always opens a new assistant turn", True),
+        *inert("dropped from the prompt", "cache_control"),
+        *inert("server-side tool: left out and reported", "web_search_options"),
+        refused("n", "one answer per request; send the request again for another", 1),
+        refused("best_of", "one answer per request; send the request again for another", 1),
+        honoured("logprobs", "of every sampled token but the end of the turn; null where the engine has none"),
+        refused("top_logprobs", "only the sampled tokens' own log-probabilities are known", 0),
+        refused("logit_bias", "it would change the distribution that is trained", {}),
+        refused("response_format", UNCONSTRAINED, {"type": "text"}),
+        refused("guided_json", UNCONSTRAINED),
+        refused("guided_regex", UNCONSTRAINED),
+        refused("guided_choice", UNCONSTRAINED),
+        refused("guided_grammar", UNCONSTRAINED),
+        refused("structured_outputs", UNCONSTRAINED),
+        refused("functions", "the legacy form; use `tools`", []),
+        refused("function_call", "the legacy form; use `tool_choice`", "none", "auto"),
+        refused("modalities", "the model writes text only", ["text"]),
+        refused("audio", "the model writes text only"),
+        refused("min_tokens", "it would forbid tokens that the policy may sample", 0),
+        refused("ignore_eos", _OWN_STOPS, False),
+        refused("stop_token_ids", _OWN_STOPS, []),
+        refused("echo", "the answer never repeats the prompt", False),
+        refused("continue_final_message", "the template always opens a new assistant turn", False),
+        refused("add_generation_prompt", "the template always opens a new assistant turn", True),
     ),
 )
 """OpenAI chat completions (API reference, "Create chat completion"), with the extensions that open servers know."""

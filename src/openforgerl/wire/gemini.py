@@ -144,10 +144,7 @@ def _most(config: dict[str, JsonValue]) -> int | None:
 
 
 def _asked(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    asked: dict[str, JsonValue] = {}
-    for name, (low, high) in _ASKED.items():
-        if present(config, name):
-            asked[name] = reading.number(config[name], f"generationConfig.{name}", low=low, high=high)
+    asked = reading.numbers(config, _ASKED, under="generationConfig.")
     for name in ("maxOutputTokens", "stopSequences"):
         if present(config, name):
             asked[name] = config[name]

@@ -14,7 +14,7 @@ import msgspec
 from openforgerl.errors import WireError
 from openforgerl.types import JsonValue
 from openforgerl.wire import reading
-from openforgerl.wire.fields import Disposition, Field, FieldTable
+from openforgerl.wire.fields import SESSION_WINS, UNCONSTRAINED, FieldTable, honoured, inert, refused
 from openforgerl.wire.reading import bad
 
 _UNDERSCORE = re.compile("_([a-z0-9])")
@@ -53,54 +53,40 @@ class Notes(msgspec.Struct):
         return fields
 
 
-def _honoured(name: str, note: str) -> Field:
-    return Field(name, Disposition.HONOURED, note)
-
-
-def _inert(note: str, *names: str) -> tuple[Field, ...]:
-    return tuple(Field(name, Disposition.INERT, note) for name in names)
-
-
-def _refused(name: str, note: str, *neutral: JsonValue) -> Field:
-    return Field(name, Disposition.REFUSED, note, neutral)
-
-
 _CONFIG = "generationConfig."
-_SESSION_WINS = "recorded as asked; the session's value is what is applied"
-_UNCONSTRAINED = "answers are sampled freely, without a grammar; ask for the format in the prompt"
 _TEXT_ONLY = "the model writes text only"
 
 GEMINI = FieldTable(
     "gemini",
     (
-        _honoured("contents", "see Contents"),
-        _honoured("systemInstruction", "a string, a Content, a part or a list of parts; text only"),
-        _honoured(
+        honoured("contents", "see Contents"),
+        honoured("systemInstruction", "a string, a Content, a part or a list of parts; text only"),
+        honoured(
             "tools",
             "`functionDeclarations`; `googleSearch`, `codeExecution`, ... are left out of the prompt and reported",
         ),
-        _honoured("toolConfig", "`functionCallingConfig`, see Tools"),
-        _honoured("generationConfig", "its fields stand below"),
-        *_inert("recorded; the URL names the model", "model"),
-        *_inert("recorded", "safetySettings", "labels", "serviceTier", "store"),
-        _refused("cachedContent", "nothing is kept between requests; send the contents themselves", ""),
-        _honoured(_CONFIG + "maxOutputTokens", "the smallest of request, session and context left"),
-        _honoured(
+        honoured("toolConfig", "`functionCallingConfig`, see Tools"),
+        honoured("generationConfig", "its fields stand below"),
+        *inert("recorded; the URL names the model", "model"),
+        *inert("recorded", "safetySettings", "labels", "serviceTier", "store"),
+        refused("cachedContent", "nothing is kept between requests; send the contents themselves", ""),
+        honoured(_CONFIG + "maxOutputTokens", "the smallest of request, session and context left"),
+        honoured(
             _CONFIG + "stopSequences", "a list of strings; matched in the visible text, which ends before the first"
         ),
-        _honoured(
+        honoured(
             _CONFIG + "thinkingConfig",
             "`includeThoughts`: whether thought parts are sent. How much the policy thinks is its own: "
             "`thinkingBudget` and `thinkingLevel` are recorded",
         ),
-        *_inert(
-            _SESSION_WINS,
+        *inert(
+            SESSION_WINS,
             *(
                 _CONFIG + name
                 for name in ("temperature", "topP", "topK", "presencePenalty", "frequencyPenalty", "seed")
             ),
         ),
-        *_inert(
+        *inert(
             "recorded",
             *(
                 _CONFIG + name
@@ -116,17 +102,17 @@ GEMINI = FieldTable(
                 )
             ),
         ),
-        _refused(_CONFIG + "candidateCount", "one answer per request; send the request again for another", 1, 0),
-        _refused(_CONFIG + "responseMimeType", _UNCONSTRAINED, "text/plain", ""),
-        _refused(_CONFIG + "responseSchema", _UNCONSTRAINED),
-        _refused(_CONFIG + "responseJsonSchema", _UNCONSTRAINED),
-        _refused(_CONFIG + "responseFormat", _UNCONSTRAINED),
-        _refused(_CONFIG + "responseModalities", _TEXT_ONLY, ["TEXT"], ["text"], []),
-        _refused(_CONFIG + "speechConfig", _TEXT_ONLY),
-        _refused(
+        refused(_CONFIG + "candidateCount", "one answer per request; send the request again for another", 1, 0),
+        refused(_CONFIG + "responseMimeType", UNCONSTRAINED, "text/plain", ""),
+        refused(_CONFIG + "responseSchema", UNCONSTRAINED),
+        refused(_CONFIG + "responseJsonSchema", UNCONSTRAINED),
+        refused(_CONFIG + "responseFormat", UNCONSTRAINED),
+        refused(_CONFIG + "responseModalities", _TEXT_ONLY, ["TEXT"], ["text"], []),
+        refused(_CONFIG + "speechConfig", _TEXT_ONLY),
+        refused(
             _CONFIG + "responseLogprobs", "log-probabilities are recorded by the proxy, not sent to the agent", False
         ),
-        _refused(_CONFIG + "logprobs", "log-probabilities are recorded by the proxy, not sent to the agent", 0),
+        refused(_CONFIG + "logprobs", "log-probabilities are recorded by the proxy, not sent to the agent", 0),
     ),
 )
 """Gemini's generateContent (Gemini API reference, "Generating content": GenerateContentRequest, GenerationConfig)."""

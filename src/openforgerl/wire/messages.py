@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from openforgerl.errors import WireError
-from openforgerl.types import Conversation, ForcedCall, JsonValue, Message, Part, Role, Text, ToolSpec
+from openforgerl.types import Conversation, ForcedCall, JsonValue, Message, Role, ToolSpec
 from openforgerl.wire import messages_answers as answers
 from openforgerl.wire import reading
-from openforgerl.wire.chat import SYSTEM_JOIN
 from openforgerl.wire.dialect import (
     BODY_ALONE,
     NOTHING_YET,
@@ -28,6 +25,7 @@ from openforgerl.wire.dialect import (
 )
 from openforgerl.wire.messages_blocks import BlockReader
 from openforgerl.wire.messages_fields import MESSAGES
+from openforgerl.wire.opening import joined_system
 from openforgerl.wire.reading import bad, present
 
 ATTRIBUTION = "x-anthropic-billing-header:"
@@ -120,10 +118,7 @@ def _shows_thoughts(request: Request) -> bool:
 
 
 def _asked(raw: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    asked: dict[str, JsonValue] = {}
-    for name, (low, high) in _ASKED.items():
-        if present(raw, name):
-            asked[name] = reading.number(raw[name], name, low=low, high=high)
+    asked = reading.numbers(raw, _ASKED)
     for name in ("max_tokens", "stop_sequences"):
         if present(raw, name):
             asked[name] = raw[name]
@@ -221,7 +216,7 @@ def _messages(raw: Mapping[str, JsonValue], reader: BlockReader) -> tuple[Messag
         raise bad("messages", "must hold at least one message with content")
     if messages[-1].role is Role.ASSISTANT:
         reader.warnings.append("the last message is the assistant's; the answer is a new turn, it does not continue it")
-    return tuple(_joined_opening(messages))
+    return tuple(joined_system(messages))
 
 
 def _message(given: Mapping[str, JsonValue], at: str, reader: BlockReader) -> list[Message]:
@@ -236,14 +231,3 @@ def _message(given: Mapping[str, JsonValue], at: str, reader: BlockReader) -> li
         return [Message(role=Role.SYSTEM, parts=parts)] if parts else []
     shown = repr(role) if isinstance(role, str) else reading.type_name(role)
     raise bad(f"{at}.role", f"must be user, assistant or system; got {shown}")
-
-
-def _joined_opening(messages: list[Message]) -> list[Message]:
-    """Leading system messages as one; later ones stay where they are, for the template to judge."""
-    leading = next((at for at, message in enumerate(messages) if message.role is not Role.SYSTEM), len(messages))
-    if leading < 2:
-        return messages
-    parts: list[Part] = list(messages[0].parts)
-    for message in messages[1:leading]:
-        parts += [Text(SYSTEM_JOIN), *message.parts]
-    return [msgspec.structs.replace(messages[0], parts=tuple(parts)), *messages[leading:]]

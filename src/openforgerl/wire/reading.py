@@ -147,6 +147,30 @@ def count(value: JsonValue, path: str, *, low: int = 1) -> int:
     return int(value)
 
 
+SAMPLING: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (-1, 1e9),
+    "min_p": (0, 1),
+    "presence_penalty": (-1e3, 1e3),
+    "frequency_penalty": (-1e3, 1e3),
+    "repetition_penalty": (0, 1e3),
+    "seed": (-(2.0**64), 2.0**64),
+}
+"""OpenAI's sampling fields, which are recorded as asked: name → accepted range."""
+
+
+def numbers(
+    body: Mapping[str, JsonValue], ranges: Mapping[str, tuple[float, float]], *, under: str = ""
+) -> dict[str, JsonValue]:
+    """Those of `ranges` that are there, each within its range; `under` stands before the name in complaints."""
+    return {
+        name: number(body[name], f"{under}{name}", low=low, high=high)
+        for name, (low, high) in ranges.items()
+        if present(body, name)
+    }
+
+
 MOST_STOPS = 64
 LONGEST_STOP = 1000
 """Characters of one stop string. Every piece of text is searched for every stop string, while other calls wait."""

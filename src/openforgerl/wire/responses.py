@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from openforgerl.errors import WireError
-from openforgerl.types import Conversation, JsonValue, Message, Part, Role, Text
+from openforgerl.types import Conversation, JsonValue, Message, Role, Text
 from openforgerl.wire import reading
 from openforgerl.wire.chat_answers import models_body
 from openforgerl.wire.dialect import (
@@ -20,6 +20,7 @@ from openforgerl.wire.dialect import (
     Request,
     StreamWriter,
 )
+from openforgerl.wire.opening import joined_system
 from openforgerl.wire.reading import bad, present
 from openforgerl.wire.responses_answers import ended, http_error, output_items, response_object
 from openforgerl.wire.responses_calls import RESPONSE_PREFIX, sent_call
@@ -29,23 +30,8 @@ from openforgerl.wire.responses_notes import Notes
 from openforgerl.wire.responses_stream import ResponsesStream
 from openforgerl.wire.responses_tools import choose, known_tools, offered
 
-SYSTEM_JOIN = "\n\n"
-"""What stands between instructions and leading system and developer messages, which become one."""
-
 _INSTRUCTIONS = "instructions"
 """The original role of a system message whose first part is `instructions`."""
-
-_ASKED: dict[str, tuple[float, float]] = {
-    "temperature": (0, 100),
-    "top_p": (0, 1),
-    "top_k": (-1, 1e9),
-    "min_p": (0, 1),
-    "presence_penalty": (-1e3, 1e3),
-    "frequency_penalty": (-1e3, 1e3),
-    "repetition_penalty": (0, 1e3),
-    "seed": (-(2.0**64), 2.0**64),
-}
-"""Sampling fields that are recorded as asked: name → accepted range."""
 
 
 class ResponsesDialect:
@@ -114,10 +100,7 @@ class ResponsesDialect:
 
 
 def _asked(raw: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    asked: dict[str, JsonValue] = {}
-    for name, (low, high) in _ASKED.items():
-        if present(raw, name):
-            asked[name] = reading.number(raw[name], name, low=low, high=high)
+    asked = reading.numbers(raw, reading.SAMPLING)
     if present(raw, "max_output_tokens"):
         asked["max_output_tokens"] = raw["max_output_tokens"]
     return asked
@@ -154,7 +137,7 @@ def _messages(raw: dict[str, JsonValue], reader: InputReader, memory: Memory) ->
             messages.insert(0, Message(role=Role.SYSTEM, parts=(Text(text),), original_role=_INSTRUCTIONS))
     if not messages:
         raise bad("input", "must hold at least one message")
-    return tuple(_merged_system(messages))
+    return tuple(joined_system(messages))
 
 
 def _earlier(raw: dict[str, JsonValue], memory: Memory) -> list[Message]:
@@ -176,17 +159,3 @@ def _earlier(raw: dict[str, JsonValue], memory: Memory) -> list[Message]:
         return [first, *rest]
     kept = first.parts[2:]  # the instructions, and what joined them to the next
     return [msgspec.structs.replace(first, parts=kept, original_role=None), *rest] if kept else rest
-
-
-def _merged_system(messages: list[Message]) -> list[Message]:
-    """Leading system and developer messages as one; later ones stay where they are, for the template to judge."""
-    leading = next((at for at, message in enumerate(messages) if message.role is not Role.SYSTEM), len(messages))
-    if leading < 2:
-        return messages
-    parts: list[Part] = []
-    for message in messages[:leading]:
-        if parts and message.parts:
-            parts.append(Text(SYSTEM_JOIN))
-        parts += message.parts
-    original = next((message.original_role for message in messages[:leading] if message.original_role), None)
-    return [Message(role=Role.SYSTEM, parts=tuple(parts), original_role=original), *messages[leading:]]
