@@ -44,6 +44,7 @@ class Doors:
     control: str
     token_file: Path
     http: aiohttp.ClientSession
+    run: Path
 
     @property
     def bearer(self) -> dict[str, str]:
@@ -79,7 +80,7 @@ async def doors(tmp_path: Path) -> AsyncIterator[Doors]:
     data, control = re.findall(r"http://[\d.]+:\d+", printed)
     assert str(token_file) in printed
     async with aiohttp.ClientSession() as http:
-        yield Doors(data, control, token_file, http)
+        yield Doors(data, control, token_file, http, tmp_path / "run")
     process.send_signal(signal.SIGTERM)
     assert await process.wait() == 0
 
@@ -132,6 +133,24 @@ async def test_a_session_from_opening_to_samples(doors: Doors) -> None:
     sampled = len(one["sampled_ids"]) + len(two["sampled_ids"])
     assert totals["sampled"] == sampled
     assert totals["trained"] + sum(totals["masked"].values()) + sum(totals["dropped"].values()) == sampled
+
+
+async def test_show_reads_what_a_bare_proxy_recorded(doors: Doors) -> None:
+    _, opened = await doors.ask("POST", "/v1/sessions", {"session_id": "s1"})
+    status, _ = await doors.chat(opened, [{"role": "user", "content": "the README"}])
+    assert status == 200
+
+    async def show(*words: str) -> str:
+        command = (Path(sys.executable).with_name("openforgerl"), "show", doors.run, *words)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        said, _ = await process.communicate()
+        assert process.returncode == 0
+        return said.decode()
+
+    assert re.search(r"s1 .* open .* 1 ", await show())
+    one = await show("s1")
+    assert "masked 0" not in one and re.search(r"call 0 .* complete, \d+ prompt ids, \d+ sampled", one)
+    assert "One file." in one and "every sampled token, once" in one
 
 
 async def test_control_needs_the_token_and_data_needs_the_key(doors: Doors) -> None:

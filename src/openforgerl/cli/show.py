@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -16,11 +17,12 @@ from openforgerl.cli.progress import cell, open_console, plain
 from openforgerl.errors import InputError, StoreError
 from openforgerl.orchestrator.assembly import TOKENIZER, read_run
 from openforgerl.protocols import Renderer
+from openforgerl.proxy.samples import session_samples
 from openforgerl.rendering import load_renderer
 from openforgerl.rendering.images import size_of
 from openforgerl.store import CallStore, RunStore
 from openforgerl.trajectory import Mark, annotate
-from openforgerl.types import Attempt, Failure, ModelCall, PlacedImage, Rollout, SampleSet, Verdict
+from openforgerl.types import Attempt, Failure, ModelCall, PlacedImage, Rollout, SampleSet, Session, Verdict
 
 STYLES = {"context": "dim", "trained": "bold green", "masked": "yellow"}
 BRACKETS = {"context": ("", ""), "trained": ("⟦", "⟧"), "masked": ("⟨", "⟩")}
@@ -40,6 +42,8 @@ BRACKETS = {"context": ("", ""), "trained": ("⟦", "⟧"), "masked": ("⟨", "�
 def show(folder: Path, attempt: str | None, tokenizer: Path | None, failed: bool, limit: int) -> None:
     """Show RUN: a summary and its attempts; or ATTEMPT's conversation with trained, masked and context tokens marked.
 
+    In the folder of `openforgerl proxy`, where there are no attempts, sessions take their place.
+
     Trained tokens are green in ⟦ ⟧, masked ones yellow in ⟨reason: ⟩, context is dim. Works beside a running run.
     """
     console = open_console()
@@ -58,8 +62,12 @@ async def _list(folder: Path, failed: bool, limit: int, console: Console) -> Non
         store = RunStore(database)
         attempts = await store.attempts()
         rollouts = {rollout.rollout_id: rollout for rollout in await store.rollouts()}
+        sessions = [] if attempts else await _counted(CallStore(database))
     finally:
         await database.close()
+    if not attempts:
+        _sessions(sessions, limit, console)
+        return
     _summary(attempts, rollouts, console)
     wanted = [attempt for attempt in attempts if not failed or isinstance(attempt.outcome, Failure)]
     chosen = wanted[-limit:]
@@ -89,20 +97,41 @@ def _summary(attempts: list[Attempt], rollouts: dict[str, Rollout], console: Con
     console.print(table)
 
 
+async def _counted(store: CallStore) -> list[tuple[Session, int]]:
+    """Every session with the number of its calls."""
+    return [(session, len(await store.calls(session.session_id))) for session in await store.sessions()]
+
+
+def _sessions(found: Sequence[tuple[Session, int]], limit: int, console: Console) -> None:
+    """What a proxy recorded for programs that no run of ours started."""
+    table = Table("session", "state", "calls", "opened")
+    for session, calls in found[-limit:]:
+        opened = datetime.fromtimestamp(session.opened_at, UTC).isoformat(" ", "seconds")
+        table.add_row(*map(cell, (session.session_id, session.state.value, str(calls), opened)))
+    console.print(table)
+    if len(found) > limit:
+        console.print(f"{limit} of {len(found)} sessions shown; --limit N shows more", highlight=False)
+
+
 async def _attempt(folder: Path, attempt_id: str, renderer: Renderer, console: Console) -> None:
     database = read_run(folder)
     try:
         store = RunStore(database)
         found = {attempt.attempt_id: attempt for attempt in await store.attempts()}
         attempt = found.get(attempt_id)
-        if attempt is None:
+        session = None if attempt else await _session(CallStore(database), attempt_id)
+        if attempt is None and session is None:
             raise InputError(f"{folder} has no attempt {attempt_id!r}; list them: openforgerl show {folder}")
         calls = await CallStore(database).calls(attempt_id)
         pictures = await _pictures(calls, CallStore(database))
         samples = (await store.samples([attempt_id])).get(attempt_id)
     finally:
         await database.close()
-    _header(attempt, calls, console)
+    if attempt is not None:
+        _header(attempt, console)
+    _calls(calls, console)
+    if session is not None:
+        samples = session_samples(session, calls)
     if samples is None:
         console.print("This attempt made no samples (it has no verdict). Its calls:", highlight=False)
         for call in calls:
@@ -111,6 +140,10 @@ async def _attempt(folder: Path, attempt_id: str, renderer: Renderer, console: C
             console.print(Text(plain(renderer.decode(call.sampled_ids)), style=STYLES["masked"]))
         return
     _samples(samples, pictures, renderer, console)
+
+
+async def _session(store: CallStore, session_id: str) -> Session | None:
+    return next((session for session in await store.sessions() if session.session_id == session_id), None)
 
 
 async def _pictures(calls: Sequence[ModelCall], store: CallStore) -> dict[str, str]:
@@ -161,7 +194,7 @@ def _marked(mark: Mark, said: str) -> Text:
     return Text(f"{opening}{reason}{plain(said)}{closing}", style=STYLES[mark.state])
 
 
-def _header(attempt: Attempt, calls: list[ModelCall], console: Console) -> None:
+def _header(attempt: Attempt, console: Console) -> None:
     console.print(plain(f"{attempt.attempt_id}: {_outcome(attempt)}"), highlight=False, markup=False, style="bold")
     outcome = attempt.outcome
     if isinstance(outcome, Failure):
@@ -171,6 +204,9 @@ def _header(attempt: Attempt, calls: list[ModelCall], console: Console) -> None:
             console.print(plain(f"  {name:<14} {attempt.harness[name]}"), highlight=False, markup=False, soft_wrap=True)
     for name, value in attempt.sandbox.items():
         console.print(f"  {name:<14} {value}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _calls(calls: Sequence[ModelCall], console: Console) -> None:
     for call in calls:
         said = f"{len(call.prompt.ids)} prompt ids, {len(call.sampled_ids)} sampled, weights {call.weights_version}"
         line = f"  call {call.index:<9} {call.role} ({call.role_evidence}), {call.status}, {said}"

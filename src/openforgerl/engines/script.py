@@ -61,7 +61,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One entry of a script."""
 
     match: str | None = None
-    """Regular expression, searched in the text of the prompt's last message; absent = fits every prompt."""
+    """Regular expression, searched in the text of the prompt's last message that has any; absent = fits every
+    prompt."""
     times: int | None = 1
     """How often one session may use the entry; 0 or null = without end."""
     text: str | None = None
