@@ -146,10 +146,24 @@ def pair(*second: Message, tools: tuple[ToolSpec, ...] = (BASH,)) -> list[Break]
     [
         (
             (message(Role.SYSTEM, "It is Tuesday, be good."), ASKED[1], SAID, SEEN),
-            "system_prompt_changed",
+            "date_changed",
             "messages[0]",
             "It is Monday, be good.",
             "It is Tuesday, be good.",
+        ),
+        (
+            (message(Role.SYSTEM, "It is Monday, be bad."), ASKED[1], SAID, SEEN),
+            "system_prompt_changed",
+            "messages[0]",
+            "t is Monday, be good.",
+            "t is Monday, be bad.",
+        ),
+        (
+            (Message(role=Role.SYSTEM, parts=(Text("It is Monday,"), Text(" be good."))), ASKED[1], SAID, SEEN),
+            "blocks_changed",
+            "messages[0]",
+            "Monday, be good.",
+            "Monday, be good.",
         ),
         (
             (*ASKED, message(Role.ASSISTANT, "I look. ", arguments='{"command": "ls"}'), SEEN),

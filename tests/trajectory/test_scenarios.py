@@ -76,7 +76,7 @@ BREAKS = {
     "screenshot window": {"observation_edited": TURNS - 1 - 3},
     "NFC and NFD": {"unicode_normalised": 1},
     "reasoning dropped": {"reasoning_dropped": TURNS - 1},
-    "changing header": {"system_prompt_changed": TURNS - 1},
+    "changing header": {"marker_changed": TURNS - 1},
 }
 """What broke prefixes, where anything did: every row beyond one per conversation has its cause."""
 

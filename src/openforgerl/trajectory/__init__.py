@@ -2,6 +2,7 @@
 
 from openforgerl.trajectory.auditing import AttemptAudit, CallAccount, audit_attempt
 from openforgerl.trajectory.breaks import Break, find_breaks
+from openforgerl.trajectory.differences import Cause, Difference, first_difference
 from openforgerl.trajectory.marks import Mark, annotate
 from openforgerl.trajectory.options import SamplePolicy
 from openforgerl.trajectory.samples import account, build_samples, check_exact
@@ -13,6 +14,8 @@ __all__ = [
     "Attribution",
     "Break",
     "CallAccount",
+    "Cause",
+    "Difference",
     "Mark",
     "SamplePolicy",
     "account",
@@ -24,5 +27,6 @@ __all__ = [
     "carried",
     "check_exact",
     "find_breaks",
+    "first_difference",
     "predecessors",
 ]

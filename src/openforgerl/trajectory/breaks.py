@@ -7,42 +7,13 @@ differs: in the messages, else in what the template made of them.
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from openforgerl.conversation import digest_outline, same_message, same_tools
+from openforgerl.trajectory.differences import Cause, Difference, first_difference
 from openforgerl.trajectory.tree import predecessors
-from openforgerl.types import (
-    Message,
-    ModelCall,
-    Role,
-    ThreadRole,
-    ToolSpec,
-    Trajectory,
-)
-
-Cause = Literal[
-    "tools_changed",
-    "system_prompt_changed",
-    "reasoning_dropped",
-    "arguments_changed",
-    "unicode_normalised",
-    "spaces_trimmed",
-    "answer_edited",
-    "observation_edited",
-    "compacted",
-    "history_edited",
-    "thought_stripped_by_template",
-    "turn_not_restored",
-    "template",
-]
-"""What broke a prefix: what the harness did, and then the three that the chat template did."""
-
-_AROUND = 16
-_SHOWN = 48
+from openforgerl.types import Conversation, ModelCall, ThreadRole, Trajectory
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,19 +48,7 @@ def find_breaks(trajectory: Trajectory) -> list[Break]:
             continue
         if call.thread != expected.thread and call.role in (ThreadRole.SIDE, ThreadRole.COMPACTION):
             continue  # an aside that repeats the conversation and asks about it
-        cause, where, was, now = _cause(expected, call, by_id)
-        found.append(
-            Break(
-                call_id=call.call_id,
-                after=expected.call_id,
-                thread=call.thread,
-                cause=cause,
-                where=where,
-                before=was,
-                now=now,
-                common=_common(expected, call),
-            )
-        )
+        found.append(broken(expected, call, by_id))
     return found
 
 
@@ -122,61 +81,26 @@ def _same_prompt(left: ModelCall, right: ModelCall) -> bool:
     return left.prompt.ids == right.prompt.ids and left.prompt.images == right.prompt.images
 
 
-def _cause(expected: ModelCall, call: ModelCall, by_id: Mapping[str, ModelCall]) -> tuple[Cause, str, str, str]:
-    """Cause, place, and the two texts around the first difference."""
-    if not same_tools(expected.conversation.tools, call.conversation.tools):
-        was, now = _tool_difference(expected.conversation.tools, call.conversation.tools)
-        return "tools_changed", "tools", was, now
-    theirs = expected.conversation.messages + (() if expected.answer is None else (expected.answer,))
-    ours = call.conversation.messages
-    at = 0
-    while at < min(len(theirs), len(ours)) and same_message(theirs[at], ours[at]):
-        at += 1
-    if at == len(theirs):
-        return _template_cause(expected, call, by_id)
-    where = f"messages[{at}]"
-    if at == len(ours):
-        return "history_edited", where, _shown(theirs[at].text), ""
-    left, right = theirs[at], ours[at]
-    cause = "compacted" if _summarised(ours[at:], by_id.values()) else _message_cause(left, right)
-    if cause == "reasoning_dropped":
-        was, now = _difference(left.reasoning, right.reasoning)
-    elif cause == "arguments_changed":
-        was, now = _difference(*(" ".join(made.arguments for made in side.tool_calls) for side in (left, right)))
-    else:
-        was, now = _difference(left.text, right.text)
-    return cause, where, was, now
+def broken(expected: ModelCall, call: ModelCall, by_id: Mapping[str, ModelCall]) -> Break:
+    """Why `call`, which goes on where `expected` left off, is another row. `by_id`: the calls of the session."""
+    answer = () if expected.answer is None else (expected.answer,)
+    whole = Conversation(messages=expected.conversation.messages + answer, tools=expected.conversation.tools)
+    compactions = [known for known in by_id.values() if known.role is ThreadRole.COMPACTION]
+    summaries = [known.answer.text for known in compactions if known.answer is not None]
+    found = first_difference(whole, call.conversation, summaries=summaries) or _of_template(expected, call, by_id)
+    return Break(
+        call_id=call.call_id,
+        after=expected.call_id,
+        thread=call.thread,
+        cause=found.cause,
+        where=found.where,
+        before=found.before,
+        now=found.now,
+        common=_common(expected, call),
+    )
 
 
-def _message_cause(left: Message, right: Message) -> Cause:
-    if left.role is not right.role:
-        return "history_edited"
-    if left.role is Role.SYSTEM:
-        return "system_prompt_changed"
-    if left.role is not Role.ASSISTANT:
-        return "observation_edited"
-    if digest_outline(left) == digest_outline(right):
-        return "reasoning_dropped"
-    if left.text == right.text:
-        return "arguments_changed"
-    if unicodedata.normalize("NFC", left.text) == unicodedata.normalize("NFC", right.text):
-        return "unicode_normalised"
-    if left.text.strip() == right.text.strip():
-        return "spaces_trimmed"
-    return "answer_edited"
-
-
-def _summarised(messages: Sequence[Message], calls: Iterable[ModelCall]) -> bool:
-    """Whether these messages hold the answer of a compaction of this session."""
-    summaries = [
-        call.answer.text.strip() for call in calls if call.role is ThreadRole.COMPACTION and call.answer is not None
-    ]
-    return any(summary and summary in message.text for summary in summaries for message in messages)
-
-
-def _template_cause(
-    expected: ModelCall, call: ModelCall, by_id: Mapping[str, ModelCall]
-) -> tuple[Cause, str, str, str]:
+def _of_template(expected: ModelCall, call: ModelCall, by_id: Mapping[str, ModelCall]) -> Difference:
     """The messages are the same, the ids are not: whose turn did the template write differently?"""
     at = _common(expected, call)
     owner = expected if at >= len(expected.prompt.ids) else None
@@ -185,10 +109,11 @@ def _template_cause(
             owner = by_id.get(span.call_id)
     where = f"id {at} of the prompt"
     if owner is None:
-        return "template", where, "", ""
+        return Difference(cause="template", where=where)
     if owner.answer is not None and owner.answer.reasoning:
-        return "thought_stripped_by_template", where, f"the thought of call {owner.call_id}", ""
-    return "turn_not_restored", where, f"the turn of call {owner.call_id}", ""
+        thought = f"the thought of call {owner.call_id}"
+        return Difference(cause="thought_stripped_by_template", where=where, before=thought)
+    return Difference(cause="turn_not_restored", where=where, before=f"the turn of call {owner.call_id}")
 
 
 def _common(expected: ModelCall, call: ModelCall) -> int:
@@ -202,29 +127,3 @@ def _common(expected: ModelCall, call: ModelCall) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _tool_difference(left: Sequence[ToolSpec], right: Sequence[ToolSpec]) -> tuple[str, str]:
-    """Names only on one side; of a tool that is on both but differs, or of another order, the names as listed."""
-    names = [tool.name for tool in left], [tool.name for tool in right]
-    gone = [name for name in names[0] if name not in names[1]]
-    new = [name for name in names[1] if name not in names[0]]
-    if not gone and not new:
-        ours = {tool.name: tool for tool in right}
-        gone = new = [tool.name for tool in left if not same_tools((tool,), (ours[tool.name],))]
-    if not gone and not new:
-        gone, new = names
-    return _shown(", ".join(gone)), _shown(", ".join(new))
-
-
-def _difference(left: str, right: str) -> tuple[str, str]:
-    """Both texts around their first difference."""
-    at = 0
-    while at < min(len(left), len(right)) and left[at] == right[at]:
-        at += 1
-    start = max(0, at - _AROUND)
-    return _shown(left[start:]), _shown(right[start:])
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
