@@ -218,9 +218,9 @@ def scripted(renderer: ChatRenderer, *answers: dict[str, Any], **fields: Any) ->
 async def house(
     folder: Path, renderer: Any, engine: InferenceEngine, *, store: type[CallStore] = CallStore, **options: Any
 ) -> AsyncGenerator[House]:
-    """The proxy around `engine`, on free ports, with its store in `folder`."""
+    """The proxy around `engine`, on free ports, with its store in `folder`. Cuts come soon: clients wait for them."""
     folder.mkdir(exist_ok=True)
-    chosen = ProxyOptions(control_token_file=str(folder / "control.token"), **options)
+    chosen = ProxyOptions(control_token_file=str(folder / "control.token"), **{"parting_s": 0.05, **options})
     async with Database.open(folder / "run.sqlite") as database:
         calls = store(database)
         async with (

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,28 @@ async def test_an_engine_that_fails_mid_answer(tmp_path: Path, renderer: ChatRen
         assert (call.status, len(call.sampled_ids)) == (CallStatus.ERROR, 6)
     assert first.answer is not None
     assert first.answer.text.startswith(got.text)
+
+
+@pytest.mark.parametrize("parting_s", [0.4, 60.0])
+async def test_a_client_has_time_to_read_the_error(tmp_path: Path, renderer: ChatRenderer, parting_s: float) -> None:
+    """Whoever reads it closes; whoever does not is cut in the end."""
+    engine = scripted(renderer, {"text": "one two three four five", "cut_after_tokens": 6, "times": 0})
+    async with house(tmp_path, renderer, engine, parting_s=parting_s) as home:
+        client = await home.client()
+        events = client.events(ask())
+        async for data in events:
+            if "error" in json.loads(data):
+                break
+        read = time.monotonic()
+        if parting_s == 60.0:
+            await events.aclose()
+            live = home.proxy.sessions.get(client.session.session_id)
+            await eventually(lambda: not live.tasks)
+            assert time.monotonic() - read < 5
+        else:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await anext(events)
+            assert 0.3 < time.monotonic() - read < 5
 
 
 async def test_context_overflow(tmp_path: Path, renderer: ChatRenderer) -> None:

@@ -242,6 +242,7 @@ class HttpOutlet:
         self._dialect = dialect
         self._named = {"x-request-id": call_id}
         self._patience = options.write_timeout_s
+        self._parting = options.parting_s
         self._response: web.StreamResponse | None = None
         self._started = False
 
@@ -280,18 +281,28 @@ class HttpOutlet:
         """A whole JSON answer."""
         self._response = web.Response(body=body, content_type="application/json", headers=self._named)
 
-    async def fail(self, error: WireError, event: bytes) -> None:
+    async def fail(self, error: WireError, event: bytes, *, patient: bool) -> None:
         """An error answer; in a started stream the event, and then the connection is cut without an end mark.
 
-        A stream that only stops would look like a short answer to a client that does not read error events.
+        A stream that only stops would look like a short answer to a client that does not read error events. One that
+        does read them closes the connection itself; until then it may take the cut for a lost connection, since many
+        throw away what they have not read yet when they see it.
         """
         if not self._started:
             self._response = error_response(self._dialect, error)
             self._response.headers.update(self._named)
             return
         await self.write(event)
+        last = time.monotonic() + (self._parting if patient else 0.0)
+        # Asked again and again: that its client left is told to the request's handler, which this need not be.
+        while self._connected() and time.monotonic() < last:  # noqa: ASYNC110
+            await asyncio.sleep(min(0.05, self._parting))
         if self._request.transport is not None:
             self._request.transport.close()
+
+    def _connected(self) -> bool:
+        transport = self._request.transport
+        return transport is not None and not transport.is_closing()
 
 
 def error_response(dialect: Dialect, error: WireError) -> web.Response:

@@ -83,8 +83,9 @@ class Outlet(Protocol):
         """A whole JSON answer."""
         ...
 
-    async def fail(self, error: WireError, event: bytes) -> None:
-        """An error answer; or, in a stream that has started, `event`, and the stream is cut."""
+    async def fail(self, error: WireError, event: bytes, *, patient: bool) -> None:
+        """An error answer; or, in a stream that has started, `event`, and the stream is cut: when `patient`, not
+        before the client had time to read it."""
         ...
 
 
@@ -144,7 +145,7 @@ class Exchange:
                     beats.cancel()
         try:
             if isinstance(last, WireError):
-                await self._outlet.fail(last, self._writer.fail(last))
+                await self._outlet.fail(last, self._writer.fail(last), patient=self.stopped_by is None)
             elif last is not None and self._arrival.request.stream:
                 await self._send(last)
             elif last is not None:

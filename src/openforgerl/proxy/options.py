@@ -35,6 +35,9 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long a client may take to send its request body."""
     write_timeout_s: float = 120.0
     """How long a client may take to read a piece before it counts as gone."""
+    parting_s: float = 5.0
+    """How long a stream stays open at most, for the client to read why the model failed, before it is cut. Clients that
+    see the cut first never read the error, and harnesses do another thing then."""
     idle_timeout_s: float = 75.0
     """How long a connection may be open without a whole request head."""
     shutdown_timeout_s: float = 5.0
@@ -51,6 +54,7 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "keep_alive_s",
             "read_timeout_s",
             "write_timeout_s",
+            "parting_s",
             "idle_timeout_s",
             "shutdown_timeout_s",
         ):
