@@ -32,8 +32,8 @@ from openforgerl.types import (
 )
 from openforgerl.wire import SseEvent
 from openforgerl.wire.dialect import Head
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.responses_calls import Kind, WireTool, call_item, read_call
-from openforgerl.wire.responses_notes import Notes
 
 PNG = Image(sha256="ab" * 32, media_type="image/png")
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}

@@ -7,11 +7,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from openforgerl.types import Conversation, Message, MessageDelta, Reasoning
-from openforgerl.wire import Head, Request, SseReader
+import msgspec
+
+from openforgerl.types import Conversation, FinishReason, Message, MessageDelta, Reasoning
+from openforgerl.wire import Answer, Head, MessageBuilder, Request, SseReader
 from openforgerl.wire.responses import ResponsesDialect
 
 DIALECT = ResponsesDialect()
+HEAD = Head(call_id="0123456789abcdef", model="policy", created=1_700_000_000, handle="Ab_-9")
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -137,3 +140,13 @@ def think(text: str) -> MessageDelta:
 
 def say(text: str) -> MessageDelta:
     return MessageDelta(kind="text", text=text)
+
+
+def answer_of(deltas: list[MessageDelta], request: Request, finish: FinishReason) -> Answer:
+    """The answer that these deltas make, as the proxy records it."""
+    built = MessageBuilder()
+    built.add(deltas)
+    message = built.message()
+    parts = tuple(Reasoning(part.text, HEAD.handle) if isinstance(part, Reasoning) else part for part in message.parts)
+    sent = DIALECT.sent(msgspec.structs.replace(message, parts=parts), request)
+    return Answer(message=sent, finish=finish, prompt_tokens=3, completion_tokens=5)

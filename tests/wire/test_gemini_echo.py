@@ -6,13 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openforgerl.conversation import same_message
-from openforgerl.errors import WireError
 from openforgerl.types import Conversation, FinishReason, Message, Part, Reasoning, Role, Text, ToolCall
 from openforgerl.wire import Address, Answer, Head, NoMemory, Request, SseReader
 
@@ -267,106 +265,3 @@ def test_a_run_of_three_turns_is_one_growing_conversation(client: Client) -> Non
         "call11",
         "call12",
     ]
-
-
-FIELDS = (
-    "contents role parts text thought thoughtSignature thought_signature inlineData mimeType data functionCall id "
-    "name args functionResponse response output error fileData executableCode codeExecutionResult code "
-    "systemInstruction system_instruction tools functionDeclarations parameters parametersJsonSchema type properties "
-    "toolConfig functionCallingConfig mode allowedFunctionNames generationConfig temperature maxOutputTokens "
-    "stopSequences thinkingConfig includeThoughts generateContentRequest model"
-)
-KEYS = st.sampled_from(FIELDS.split())
-WORDS = st.sampled_from(["user", "model", "function", "AUTO", "ANY", "bash", "OBJECT", "image/png", "aGk=", "", "x"])
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | WORDS
-WILD = st.recursive(
-    LEAVES | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=5), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def mostly(good: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.integers(0, 29).flatmap(lambda roll: WILD if roll == 0 else good)
-
-
-def record(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
-    return st.fixed_dictionaries({}, optional={name: mostly(value) for name, value in fields.items()})
-
-
-OBJECT = st.dictionaries(KEYS, WILD, max_size=2)
-BLOB = st.fixed_dictionaries(
-    {"mimeType": mostly(st.just("image/png")), "data": mostly(st.sampled_from(["aGk=", "_-8"]))}
-)
-SIGNED = streamed(head(), request(), answer(ODD))
-SIGNATURES = st.sampled_from(
-    [
-        "",
-        "U0lHTkFUVVJF",
-        *(part["thoughtSignature"] for part in parts_of(javascript(SIGNED)) if "thoughtSignature" in part),
-    ]
-)
-CALL = st.fixed_dictionaries({"name": mostly(WORDS)}, optional={"id": mostly(WORDS), "args": mostly(OBJECT)})
-RESPONSE = st.fixed_dictionaries(
-    {"name": mostly(WORDS)}, optional={"id": mostly(WORDS), "response": mostly(OBJECT), "parts": mostly(st.just([]))}
-)
-PART = st.one_of(
-    st.fixed_dictionaries({"text": mostly(st.text(max_size=5))}, optional={"thought": st.booleans()}),
-    st.fixed_dictionaries({"functionCall": mostly(CALL)}, optional={"thoughtSignature": mostly(SIGNATURES)}),
-    st.fixed_dictionaries({"functionResponse": mostly(RESPONSE)}),
-    st.fixed_dictionaries({"inlineData": mostly(BLOB)}),
-    record(executableCode=OBJECT, codeExecutionResult=OBJECT),
-)
-PARTS = st.lists(mostly(PART), max_size=4)
-CONTENT = st.fixed_dictionaries(
-    {"parts": mostly(PARTS)}, optional={"role": mostly(st.sampled_from(["user", "model", "function"]))}
-)
-DECLARATION = st.fixed_dictionaries(
-    {"name": mostly(WORDS)}, optional={"description": mostly(WORDS), "parameters": mostly(OBJECT)}
-)
-BODY = st.fixed_dictionaries(
-    {"contents": mostly(st.lists(mostly(CONTENT), max_size=4))},
-    optional={
-        "systemInstruction": mostly(record(parts=PARTS, role=WORDS)),
-        "tools": mostly(st.lists(record(functionDeclarations=st.lists(mostly(DECLARATION), max_size=3)), max_size=2)),
-        "toolConfig": mostly(record(functionCallingConfig=record(mode=WORDS, allowedFunctionNames=st.lists(WORDS)))),
-        "generationConfig": mostly(
-            record(
-                temperature=st.floats(0, 2),
-                maxOutputTokens=st.integers(-1, 9),
-                stopSequences=st.lists(WORDS, max_size=2),
-                thinkingConfig=record(includeThoughts=st.booleans()),
-                candidateCount=st.integers(0, 2),
-            )
-        ),
-    },
-)
-BODIES = st.one_of(BODY.map(json.dumps), BODY.map(json.dumps), WILD.map(json.dumps), st.text()).map(str.encode)
-
-
-def check_answer_or_refusal(body: bytes, strict: bool) -> None:
-    """A valid answer or a well-formed 4xx, and nothing else."""
-    try:
-        parsed = GEMINI.parse(body, strict=strict, address=Address(model="m", stream=True))
-    except WireError as error:
-        told = json.loads(msgspec.json.encode(GEMINI.error(error)))["error"]
-        assert 400 <= GEMINI.status(error) < 500
-        assert (told["code"], told["status"]) == (error.status, "INVALID_ARGUMENT")
-        return
-    msgspec.json.encode(parsed)
-    javascript(streamed(head(), parsed, answer(ODD)))
-    msgspec.json.encode(GEMINI.whole(head(), parsed, answer(ODD)))
-
-
-@settings(CALM, max_examples=2000)
-@given(body=BODIES, strict=st.booleans())
-def test_no_request_breaks_the_parser(body: bytes, strict: bool) -> None:
-    check_answer_or_refusal(body, strict)
-
-
-@pytest.mark.fuzz
-@pytest.mark.timeout(3600)
-@settings(CALM, max_examples=100_000)
-@given(body=BODIES, strict=st.booleans())
-def test_no_request_of_very_many_breaks_the_parser(body: bytes, strict: bool) -> None:
-    check_answer_or_refusal(body, strict)

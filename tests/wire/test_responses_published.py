@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.responses_fields import RESPONSES
 from openforgerl.wire.responses_input import InputReader
-from openforgerl.wire.responses_notes import Notes
 
 from .responses_client import Remembered
 

@@ -36,6 +36,7 @@ from openforgerl.wire.dialect import (
     StreamWriter,
 )
 from openforgerl.wire.fields import CHAT
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.opening import joined_system
 from openforgerl.wire.reading import bad, present
 
@@ -64,8 +65,8 @@ class ChatDialect:
     ) -> Request:
         """The request in `body`. Raises WireError 400 naming the field and what is accepted."""
         raw, warnings = reading.decode_object(body)
-        unlisted = list(CHAT.check(raw, strict=strict))
-        notes = _Notes(strict=strict, warnings=list(warnings), unlisted=unlisted, images={})
+        notes = Notes(strict=strict, warnings=warnings)
+        CHAT.check(raw, notes)
         tools, forced = _tools(raw, notes)
         messages = _messages(raw, notes)
         stream_options = reading.mapping(raw.get("stream_options") or {}, "stream_options")
@@ -85,8 +86,8 @@ class ChatDialect:
             logprobs=reading.flag(raw["logprobs"], "logprobs") if present(raw, "logprobs") else False,
             asked=_asked(raw),
             raw=raw,
-            unlisted=tuple(dict.fromkeys(notes.unlisted)),
-            warnings=tuple(dict.fromkeys(notes.warnings)),
+            unlisted=notes.unlisted,
+            warnings=notes.warnings,
         )
 
     def sent(self, message: Message, request: Request) -> Message:
@@ -118,25 +119,6 @@ class ChatDialect:
         return models_body(names)
 
 
-class _Notes(msgspec.Struct):
-    """What is noticed on the way; `strict` turns the first unlisted field into a 400."""
-
-    strict: bool
-    warnings: list[str]
-    unlisted: list[str]
-    images: dict[str, bytes]
-    """By sha256."""
-
-    def check(self, given: dict[str, JsonValue], listed: set[str], where: str, path: str) -> None:
-        """Note fields of `given` that are not listed. `where` is the path with indices left open."""
-        for name in given:
-            if name in listed:
-                continue
-            if self.strict:
-                raise WireError(400, "unlisted_field", f"{path}.{name}: unknown field", param=f"{path}.{name}")
-            self.unlisted.append(f"{where}.{name}")
-
-
 def _asked(raw: dict[str, JsonValue]) -> dict[str, JsonValue]:
     asked = reading.numbers(raw, reading.SAMPLING)
     for name in ("max_tokens", "max_completion_tokens", "stop"):
@@ -151,7 +133,7 @@ def _stop(value: JsonValue) -> tuple[str, ...]:
     return reading.stop_strings(value, "stop")
 
 
-def _tools(raw: dict[str, JsonValue], notes: _Notes) -> tuple[tuple[ToolSpec, ...], ForcedCall | None]:
+def _tools(raw: dict[str, JsonValue], notes: Notes) -> tuple[tuple[ToolSpec, ...], ForcedCall | None]:
     """The tools that the prompt offers, and the call that the answer must open with."""
     tools: list[ToolSpec] = []
     for at, item in enumerate(reading.items(raw.get("tools") or [], "tools")):
@@ -181,7 +163,7 @@ def _forced(choice: JsonValue, tools: Sequence[ToolSpec]) -> ForcedCall:
     return ForcedCall(name=name)
 
 
-def _tool(given: dict[str, JsonValue], path: str, notes: _Notes) -> ToolSpec | None:
+def _tool(given: dict[str, JsonValue], path: str, notes: Notes) -> ToolSpec | None:
     kind = given.get("type", "function")
     if kind == "custom":
         raise WireError(
@@ -191,7 +173,7 @@ def _tool(given: dict[str, JsonValue], path: str, notes: _Notes) -> ToolSpec | N
             param=f"{path}.type",
         )
     if kind != "function":
-        notes.warnings.append(f"{path}: server-side tool {kind!r} was left out of the prompt")
+        notes.warn(f"{path}: server-side tool {kind!r} was left out of the prompt")
         return None
     function = reading.mapping(given.get("function"), f"{path}.function")
     name = reading.text(function.get("name"), f"{path}.function.name")
@@ -209,7 +191,7 @@ def _tool(given: dict[str, JsonValue], path: str, notes: _Notes) -> ToolSpec | N
     )
 
 
-def _messages(raw: dict[str, JsonValue], notes: _Notes) -> tuple[Message, ...]:
+def _messages(raw: dict[str, JsonValue], notes: Notes) -> tuple[Message, ...]:
     if not present(raw, "messages"):
         raise bad("messages", "is required: a list of messages")
     given = reading.items(raw["messages"], "messages")
@@ -221,7 +203,7 @@ def _messages(raw: dict[str, JsonValue], notes: _Notes) -> tuple[Message, ...]:
     return tuple(joined_system(messages))
 
 
-def _message(given: dict[str, JsonValue], path: str, notes: _Notes) -> Message:
+def _message(given: dict[str, JsonValue], path: str, notes: Notes) -> Message:
     spelled = given.get("role")
     role = _ROLES.get(spelled) if isinstance(spelled, str) else None
     if role is None:
@@ -253,20 +235,20 @@ def _message(given: dict[str, JsonValue], path: str, notes: _Notes) -> Message:
     )
 
 
-def _reasoning(given: dict[str, JsonValue], path: str, notes: _Notes) -> tuple[Reasoning, ...]:
+def _reasoning(given: dict[str, JsonValue], path: str, notes: Notes) -> tuple[Reasoning, ...]:
     """The thought under either of its two spellings; `reasoning_content`, which we write, wins."""
     for name in ("reasoning_content", "reasoning"):
         value = given.get(name)
         if value is None or value == "":
             continue
         if name == "reasoning" and not isinstance(value, str):
-            notes.warnings.append(f"{path}.reasoning is {reading.type_name(value)} and was left out of the prompt")
+            notes.warn(f"{path}.reasoning is {reading.type_name(value)} and was left out of the prompt")
             continue
         return (Reasoning(reading.text(value, f"{path}.{name}")),)
     return ()
 
 
-def _content(value: JsonValue, role: Role, path: str, notes: _Notes) -> tuple[Part, ...]:
+def _content(value: JsonValue, role: Role, path: str, notes: Notes) -> tuple[Part, ...]:
     if value is None:
         if role in (Role.ASSISTANT, Role.TOOL):
             return ()
@@ -281,7 +263,7 @@ def _content(value: JsonValue, role: Role, path: str, notes: _Notes) -> tuple[Pa
     return tuple(part for part in parts if isinstance(part, Image) or part.text)
 
 
-def _part(given: dict[str, JsonValue], role: Role, path: str, notes: _Notes) -> Part:
+def _part(given: dict[str, JsonValue], role: Role, path: str, notes: Notes) -> Part:
     kind = given.get("type")
     if kind == "text":
         part = Text(reading.text(given.get("text"), f"{path}.text"))
@@ -305,7 +287,7 @@ def _part(given: dict[str, JsonValue], role: Role, path: str, notes: _Notes) -> 
     return part
 
 
-def _image(value: JsonValue, path: str, notes: _Notes) -> Image:
+def _image(value: JsonValue, path: str, notes: Notes) -> Image:
     """An image under either spelling: `{"url": ...}` or the URL itself."""
     url = reading.text(value["url"] if isinstance(value, dict) and "url" in value else value, f"{path}.url")
     image, content = images.from_data_url(url, f"{path}.url")
@@ -313,7 +295,7 @@ def _image(value: JsonValue, path: str, notes: _Notes) -> Image:
     return image
 
 
-def _calls(value: JsonValue, path: str, notes: _Notes) -> tuple[ToolCall, ...]:
+def _calls(value: JsonValue, path: str, notes: Notes) -> tuple[ToolCall, ...]:
     if value is None:
         return ()
     return tuple(
@@ -322,7 +304,7 @@ def _calls(value: JsonValue, path: str, notes: _Notes) -> tuple[ToolCall, ...]:
     )
 
 
-def _call(given: dict[str, JsonValue], path: str, notes: _Notes) -> ToolCall:
+def _call(given: dict[str, JsonValue], path: str, notes: Notes) -> ToolCall:
     kind = given.get("type", "function")
     if kind not in ("function", None):
         raise bad(f"{path}.type", f"must be `function`; got {kind!r}")
@@ -331,7 +313,7 @@ def _call(given: dict[str, JsonValue], path: str, notes: _Notes) -> ToolCall:
     notes.check(function, _FUNCTION_FIELDS, "messages[].tool_calls[].function", f"{path}.function")
     arguments = function.get("arguments")
     if isinstance(arguments, dict):
-        notes.warnings.append(f"{path}.function.arguments came as an object; its text is our own encoding")
+        notes.warn(f"{path}.function.arguments came as an object; its text is our own encoding")
         arguments = msgspec.json.encode(arguments).decode()
     return ToolCall(
         id=reading.text(given.get("id"), f"{path}.id"),

@@ -14,6 +14,7 @@ import msgspec
 
 from openforgerl.errors import WireError
 from openforgerl.types import JsonValue
+from openforgerl.wire.notes import Notes
 
 
 class Disposition(enum.StrEnum):
@@ -44,23 +45,19 @@ class FieldTable(msgspec.Struct, frozen=True):
     dialect: str
     fields: tuple[Field, ...]
 
-    def check(self, body: Mapping[str, JsonValue], *, strict: bool) -> tuple[str, ...]:
-        """Names in `body` that the table does not list, in the body's order.
+    def check(self, body: Mapping[str, JsonValue], notes: Notes) -> None:
+        """Note what the table does not list.
 
-        Raises WireError 400 `unsupported_field` for a refused field with a value that is not neutral, and,
-        under `strict`, 400 `unlisted_field` for the first unlisted one.
+        Raises WireError 400 `unsupported_field` for a refused field with a value that is not neutral, and as
+        `Notes.check` does for an unlisted one.
         """
         known = {field.name: field for field in self.fields}
-        unlisted: list[str] = []
         for name, value in body.items():
             field = known.get(name)
-            if field is None:
-                if strict:
-                    raise WireError(400, "unlisted_field", f"{name}: unknown field of this dialect", param=name)
-                unlisted.append(name)
-            elif field.disposition is Disposition.REFUSED and not _is_neutral(value, field.neutral):
+            refused = field is not None and field.disposition is Disposition.REFUSED
+            if field is not None and refused and not _is_neutral(value, field.neutral):
                 raise WireError(400, "unsupported_field", f"{name} is not supported: {field.note}", param=name)
-        return tuple(unlisted)
+        notes.check(body, known)
 
     def markdown(self) -> str:
         """The table as it is published in the project's docs."""

@@ -23,8 +23,9 @@ from openforgerl.wire.dialect import (
 )
 from openforgerl.wire.gemini_answers import GeminiStream, error_body, models_body, whole_body
 from openforgerl.wire.gemini_contents import Reader
-from openforgerl.wire.gemini_fields import GEMINI, Notes, spelled
+from openforgerl.wire.gemini_fields import GEMINI, read, spelled
 from openforgerl.wire.gemini_tools import tools
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.reading import bad, present
 
 _ASKED: dict[str, tuple[float, float]] = {
@@ -53,7 +54,8 @@ class GeminiDialect:
         given = _unwrapped(spelled(raw, ""))
         config = _config(given)
         flat = given | {f"generationConfig.{name}": value for name, value in config.items()}
-        notes = Notes(strict=strict, warnings=list(warnings), unlisted=list(GEMINI.check(flat, strict=strict)))
+        notes = Notes(strict=strict, warnings=warnings)
+        GEMINI.check(flat, notes)
         _includes_thoughts(config, notes)
         offered, forced = tools(given, notes)
         reader = Reader(memory, notes)
@@ -71,11 +73,11 @@ class GeminiDialect:
             max_tokens=_most(config),
             stop=reading.stop_strings(config.get("stopSequences"), "generationConfig.stopSequences"),
             forced=forced,
-            images=reader.images,
+            images=notes.images,
             asked=_asked(config),
             raw=raw,
-            unlisted=tuple(dict.fromkeys(notes.unlisted)),
-            warnings=tuple(dict.fromkeys(notes.warnings)),
+            unlisted=notes.unlisted,
+            warnings=notes.warnings,
         )
 
     def sent(self, message: Message, request: Request) -> Message:
@@ -124,14 +126,14 @@ def _config(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 def _includes_thoughts(config: dict[str, JsonValue], notes: Notes) -> bool:
     path = "generationConfig.thinkingConfig"
-    thinking = notes.read(config.get("thinkingConfig") or {}, _THINKING, path, path)
+    thinking = read(config.get("thinkingConfig") or {}, _THINKING, path, path, notes)
     return reading.flag(thinking.get("includeThoughts") or False, f"{path}.includeThoughts")
 
 
 def _thoughts(request: Request) -> bool:
     """Whether thought parts are sent; the request was read before, so what is noted here was noted then."""
     given = _unwrapped(spelled(request.raw or {}, ""))
-    return _includes_thoughts(_config(given), Notes(strict=False, warnings=[], unlisted=[]))
+    return _includes_thoughts(_config(given), Notes())
 
 
 def _model(given: dict[str, JsonValue]) -> str:

@@ -13,8 +13,9 @@ from openforgerl.errors import WireError
 from openforgerl.types import Image, JsonValue, Message, Part, Reasoning, Role, Text, ToolCall
 from openforgerl.wire import images, reading
 from openforgerl.wire.dialect import Memory
-from openforgerl.wire.gemini_fields import Notes
+from openforgerl.wire.gemini_fields import read
 from openforgerl.wire.gemini_marks import FOREIGN, Mark, padded, read_signature, received_arguments
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.reading import bad, present
 
 _DATA = (
@@ -76,18 +77,17 @@ class _Turn:
             if remembered is not None:
                 parts.append(remembered)
             else:
-                notes.warnings.append("contents[].parts[].thoughtSignature: unknown here; the turn has no thought")
+                notes.warn("contents[].parts[].thoughtSignature: unknown here; the turn has no thought")
         if text := "".join(self.texts):
             parts.append(Text(text))
         return Message(role=Role.ASSISTANT, parts=tuple(parts), tool_calls=tuple(self.calls))
 
 
 class Reader:
-    """Reads contents one after the other; `messages` and `images` are the result."""
+    """Reads contents one after the other; `messages` are the result; images go to the notes."""
 
     def __init__(self, memory: Memory, notes: Notes) -> None:
         self.messages: list[Message] = []
-        self.images: dict[str, bytes] = {}
         self._memory = memory
         self._notes = notes
         self._turn: _Turn | None = None
@@ -106,12 +106,12 @@ class Reader:
             if "parts" not in given and given.keys() & {"text", "thought"}:
                 parts = [given]
             else:
-                content = self._notes.read(given, {"role", "parts"}, path, path)
+                content = read(given, {"role", "parts"}, path, path, self._notes)
                 parts, path = _parts(content, path), f"{path}.parts"
         texts: list[Part] = []
         for at, item in enumerate(parts):
             where = f"{path}[{at}]"
-            part = self._notes.read({"text": item} if isinstance(item, str) else item, _PART, f"{path}[]", where)
+            part = read({"text": item} if isinstance(item, str) else item, _PART, f"{path}[]", where, self._notes)
             if (kind := _kind(part, where)) not in (None, "text"):
                 raise _refused(f"{where}.{kind}", "a system instruction is text only")
             if text := reading.text(part.get("text") or "", f"{where}.text"):
@@ -126,11 +126,11 @@ class Reader:
             raise bad("contents", "must hold at least one content")
         for at, item in enumerate(given):
             path = f"contents[{at}]"
-            content = self._notes.read(item, {"role", "parts"}, "contents[]", path)
+            content = read(item, {"role", "parts"}, "contents[]", path, self._notes)
             role = content.get("role") or "user"
             parts = [
                 (
-                    self._notes.read(part, _PART, "contents[].parts[]", f"{path}.parts[{index}]"),
+                    read(part, _PART, "contents[].parts[]", f"{path}.parts[{index}]", self._notes),
                     f"{path}.parts[{index}]",
                 )
                 for index, part in enumerate(_parts(content, path))
@@ -173,7 +173,7 @@ class Reader:
         elif kind in ("executableCode", "codeExecutionResult"):
             turn.texts.append(self._code(part[kind], kind, f"{path}.{kind}"))
         elif kind in ("toolCall", "toolResponse"):
-            self._notes.warnings.append(f"contents[].parts[].{kind}: server-side tools were left out of the prompt")
+            self._notes.warn(f"contents[].parts[].{kind}: server-side tools were left out of the prompt")
         elif kind is not None:
             raise _refused(f"{path}.{kind}", "cannot stand in a model turn: the model writes text and function calls")
 
@@ -184,11 +184,11 @@ class Reader:
         given = reading.text(value, f"{path}.thoughtSignature")
         mark = read_signature(given)
         if mark is None and given not in FOREIGN:
-            self._notes.warnings.append("contents[].parts[].thoughtSignature: not one of ours; it was left out")
+            self._notes.warn("contents[].parts[].thoughtSignature: not one of ours; it was left out")
         return mark
 
     def _call(self, turn: _Turn, value: JsonValue, path: str, mark: Mark | None) -> None:
-        given = self._notes.read(value, _CALL, "contents[].parts[].functionCall", path)
+        given = read(value, _CALL, "contents[].parts[].functionCall", path, self._notes)
         name = reading.text(given.get("name"), f"{path}.name")
         given_id = reading.text(given.get("id") or "", f"{path}.id")
         args = reading.mapping(given["args"], f"{path}.args") if present(given, "args") else {}
@@ -200,10 +200,10 @@ class Reader:
 
     def _code(self, value: JsonValue, kind: str, path: str) -> str:
         """Code that another server ran, and what came out: as text, because this server runs none."""
-        given = self._notes.read(
-            value, {"id", "language", "code", "outcome", "output"}, f"contents[].parts[].{kind}", path
+        given = read(
+            value, {"id", "language", "code", "outcome", "output"}, f"contents[].parts[].{kind}", path, self._notes
         )
-        self._notes.warnings.append(f"contents[].parts[].{kind} was read as text")
+        self._notes.warn(f"contents[].parts[].{kind} was read as text")
         field = "code" if kind == "executableCode" else "output"
         language = reading.text(given.get("language") or "", f"{path}.language").lower()
         label = language if kind == "executableCode" and language != "language_unspecified" else ""
@@ -228,7 +228,7 @@ class Reader:
             elif kind in ("executableCode", "codeExecutionResult"):
                 rest.append(Text(self._code(part[kind], kind, f"{path}.{kind}")))
             elif kind in ("toolCall", "toolResponse"):
-                self._notes.warnings.append(f"contents[].parts[].{kind}: server-side tools were left out of the prompt")
+                self._notes.warn(f"contents[].parts[].{kind}: server-side tools were left out of the prompt")
             elif kind == "fileData":
                 raise _refused(f"{path}.fileData", "no files are kept here; send the bytes as `inlineData`")
             elif kind is not None:
@@ -238,13 +238,13 @@ class Reader:
             self.messages.append(Message(role=Role.USER, parts=tuple(rest)))
 
     def _result(self, value: JsonValue, path: str) -> _Result:
-        given = self._notes.read(value, _RESPONSE, "contents[].parts[].functionResponse", path)
+        given = read(value, _RESPONSE, "contents[].parts[].functionResponse", path, self._notes)
         response = given.get("response")
         text, is_error = _output(None if response is None else reading.mapping(response, f"{path}.response"))
         parts: list[Part] = [Text(text)] if text else []
         for at, item in enumerate(reading.items(given.get("parts") or [], f"{path}.parts")):
             where = f"{path}.parts[{at}]"
-            part = self._notes.read(item, _PART, "contents[].parts[].functionResponse.parts[]", where)
+            part = read(item, _PART, "contents[].parts[].functionResponse.parts[]", where, self._notes)
             kind = _kind(part, where)
             if kind == "inlineData":
                 parts.append(self._image(part["inlineData"], f"{where}.inlineData"))
@@ -270,7 +270,7 @@ class Reader:
         for at, result in enumerate(results):
             asked = answers.get(at)
             if asked is None:
-                self._notes.warnings.append("contents[].parts[].functionResponse: a result answers no call")
+                self._notes.warn("contents[].parts[].functionResponse: a result answers no call")
             messages.append(
                 Message(
                     role=Role.TOOL,
@@ -292,12 +292,12 @@ class Reader:
         return None
 
     def _image(self, value: JsonValue, path: str) -> Image:
-        given = self._notes.read(value, _BLOB, "contents[].parts[].inlineData", path)
+        given = read(value, _BLOB, "contents[].parts[].inlineData", path, self._notes)
         media_type = reading.text(given.get("mimeType"), f"{path}.mimeType")
         if not media_type.startswith("image/"):
             raise _refused(f"{path}.mimeType", f"images are taken, not {media_type[:40]!r}")
         image, content = images.from_base64(padded(reading.text(given.get("data"), f"{path}.data")), media_type, path)
-        self.images[image.sha256] = content
+        self._notes.images[image.sha256] = content
         return image
 
 

@@ -7,14 +7,12 @@ null is the same as absent (protocol buffers documentation, "ProtoJSON Format").
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Collection
 
-import msgspec
-
-from openforgerl.errors import WireError
 from openforgerl.types import JsonValue
 from openforgerl.wire import reading
 from openforgerl.wire.fields import SESSION_WINS, UNCONSTRAINED, FieldTable, honoured, inert, refused
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.reading import bad
 
 _UNDERSCORE = re.compile("_([a-z0-9])")
@@ -31,26 +29,11 @@ def spelled(given: dict[str, JsonValue], path: str) -> dict[str, JsonValue]:
     return fields
 
 
-class Notes(msgspec.Struct):
-    """What is noticed on the way; `strict` turns the first unlisted field into a 400."""
-
-    strict: bool
-    warnings: list[str]
-    unlisted: list[str]
-
-    def read(self, value: JsonValue, listed: Set[str], where: str, path: str) -> dict[str, JsonValue]:
-        """The object at `path`, its field names in camelCase; fields beyond `listed` are noted.
-
-        `where` is the path with its indices left open, so that a field is noted once.
-        """
-        fields = spelled(reading.mapping(value, path), path)
-        for name in fields:
-            if name in listed:
-                continue
-            if self.strict:
-                raise WireError(400, "unlisted_field", f"{path}.{name}: unknown field", param=f"{path}.{name}")
-            self.unlisted.append(f"{where}.{name}")
-        return fields
+def read(value: JsonValue, listed: Collection[str], where: str, path: str, notes: Notes) -> dict[str, JsonValue]:
+    """The object at `path`, its field names in camelCase; fields beyond `listed` are noted (`Notes.check`)."""
+    fields = spelled(reading.mapping(value, path), path)
+    notes.check(fields, listed, where, path)
+    return fields
 
 
 _CONFIG = "generationConfig."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from openforgerl.errors import WireError
 from openforgerl.types import ForcedCall, JsonValue, ToolSpec
 from openforgerl.wire import reading
-from openforgerl.wire.gemini_fields import Notes, spelled
+from openforgerl.wire.gemini_fields import read, spelled
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.reading import bad, present
 
 _DECLARATION = {
@@ -40,12 +41,12 @@ def tools(body: dict[str, JsonValue], notes: Notes) -> tuple[tuple[ToolSpec, ...
                     for index, given in enumerate(reading.items(value, where))
                 ]
             else:
-                notes.warnings.append(f"{path}: server-side tool {name!r} was left out of the prompt")
+                notes.warn(f"{path}: server-side tool {name!r} was left out of the prompt")
     return _chosen(tuple(offered), body, notes)
 
 
 def _declaration(value: JsonValue, path: str, notes: Notes) -> ToolSpec:
-    given = notes.read(value, _DECLARATION, "tools[].functionDeclarations[]", path)
+    given = read(value, _DECLARATION, "tools[].functionDeclarations[]", path, notes)
     name = reading.text(given.get("name"), f"{path}.name")
     if not name:
         raise bad(f"{path}.name", "must not be empty")
@@ -101,8 +102,8 @@ def _chosen(
 ) -> tuple[tuple[ToolSpec, ...], ForcedCall | None]:
     """What `toolConfig` leaves of the tools, and the call that it asks for."""
     path = "toolConfig.functionCallingConfig"
-    config = notes.read(body.get("toolConfig") or {}, _CONFIG, "toolConfig", "toolConfig")
-    calling = notes.read(config.get("functionCallingConfig") or {}, _CALLING, path, path)
+    config = read(body.get("toolConfig") or {}, _CONFIG, "toolConfig", "toolConfig", notes)
+    calling = read(config.get("functionCallingConfig") or {}, _CALLING, path, path, notes)
     mode = calling.get("mode") or "AUTO"
     if not isinstance(mode, str) or mode.upper() not in _MODES:
         raise bad(f"{path}.mode", f"must be one of {', '.join(_MODES)}; got {mode!r}")
@@ -117,7 +118,7 @@ def _chosen(
         # Nothing but a grammar could keep the policy from calling a tool that the prompt offers.
         return (), None
     if mode == "VALIDATED":
-        notes.warnings.append(f"{path}.mode: VALIDATED was read as AUTO; arguments are not held to their schema")
+        notes.warn(f"{path}.mode: VALIDATED was read as AUTO; arguments are not held to their schema")
     if allowed and mode in ("AUTO", "MODE_UNSPECIFIED"):
         raise WireError(
             400,

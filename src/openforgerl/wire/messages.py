@@ -25,6 +25,7 @@ from openforgerl.wire.dialect import (
 )
 from openforgerl.wire.messages_blocks import BlockReader
 from openforgerl.wire.messages_fields import MESSAGES
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.opening import joined_system
 from openforgerl.wire.reading import bad, present
 
@@ -60,8 +61,9 @@ class MessagesDialect:
     ) -> Request:
         """The request in `body`, to answer or to count. Raises WireError 400 naming the field."""
         raw, warnings = reading.decode_object(body)
-        unlisted = MESSAGES.check(raw, strict=strict)
-        reader = BlockReader(memory, strict=strict)
+        notes = Notes(strict=strict, warnings=warnings)
+        MESSAGES.check(raw, notes)
+        reader = BlockReader(memory, notes)
         offered = _tools(raw, reader)
         forced = _forced(raw, offered, reader)
         tools = () if _choice(raw).get("type") == "none" else tuple(offered)
@@ -75,11 +77,11 @@ class MessagesDialect:
             max_tokens=reading.count(raw["max_tokens"], "max_tokens") if present(raw, "max_tokens") else None,
             stop=reading.stop_strings(raw.get("stop_sequences"), "stop_sequences"),
             forced=forced,
-            images=reader.images,
+            images=notes.images,
             asked=_asked(raw),
             raw=raw,
-            unlisted=tuple(dict.fromkeys((*unlisted, *reader.unlisted))),
-            warnings=tuple(dict.fromkeys((*warnings, *reader.warnings))),
+            unlisted=notes.unlisted,
+            warnings=notes.warnings,
         )
 
     def sent(self, message: Message, request: Request) -> Message:
@@ -129,10 +131,10 @@ def _check_options(raw: Mapping[str, JsonValue], reader: BlockReader) -> None:
     """Shapes of the options that hold fields of their own."""
     if present(raw, "thinking"):
         thinking = reading.mapping(raw["thinking"], "thinking")
-        reader.check(thinking, {"type", "budget_tokens", "display"}, "thinking", "thinking")
+        reader.notes.check(thinking, {"type", "budget_tokens", "display"}, "thinking", "thinking")
     if present(raw, "output_config"):
         config = reading.mapping(raw["output_config"], "output_config")
-        reader.check(config, {"effort", "format", "task_budget"}, "output_config", "output_config")
+        reader.notes.check(config, {"effort", "format", "task_budget"}, "output_config", "output_config")
         if present(config, "format"):
             raise WireError(
                 400,
@@ -148,7 +150,7 @@ def _choice(raw: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 def _forced(raw: Mapping[str, JsonValue], offered: Sequence[ToolSpec], reader: BlockReader) -> ForcedCall | None:
     choice = _choice(raw)
-    reader.check(choice, {"type", "name", "disable_parallel_tool_use"}, "tool_choice", "tool_choice")
+    reader.notes.check(choice, {"type", "name", "disable_parallel_tool_use"}, "tool_choice", "tool_choice")
     kind = choice.get("type")
     if kind in ("auto", "none"):
         return None
@@ -179,9 +181,9 @@ def _tools(raw: Mapping[str, JsonValue], reader: BlockReader) -> list[ToolSpec]:
                 param=f"{at}.type",
             )
         if kind != "custom" and not present(given, "input_schema"):
-            reader.warnings.append(f"{at}: server-side tool {kind!r} was left out of the prompt")
+            reader.notes.warn(f"{at}: server-side tool {kind!r} was left out of the prompt")
             continue
-        reader.check(given, _TOOL_FIELDS, "tools[]", at)
+        reader.notes.check(given, _TOOL_FIELDS, "tools[]", at)
         name = reading.text(given.get("name"), f"{at}.name")
         if not name:
             raise bad(f"{at}.name", "must not be empty")
@@ -206,22 +208,20 @@ def _messages(raw: Mapping[str, JsonValue], reader: BlockReader) -> tuple[Messag
         if parts:
             messages.append(Message(role=Role.SYSTEM, parts=parts))
             if parts[0].text.startswith(ATTRIBUTION):
-                reader.warnings.append(
-                    "system[0] is an attribution header that differs between conversations; it was kept"
-                )
+                reader.notes.warn("system[0] is an attribution header that differs between conversations; it was kept")
     for index, item in enumerate(given):
         at = f"messages[{index}]"
         messages += _message(reading.mapping(item, at), at, reader)
     if not messages:
         raise bad("messages", "must hold at least one message with content")
     if messages[-1].role is Role.ASSISTANT:
-        reader.warnings.append("the last message is the assistant's; the answer is a new turn, it does not continue it")
+        reader.notes.warn("the last message is the assistant's; the answer is a new turn, it does not continue it")
     return tuple(joined_system(messages))
 
 
 def _message(given: Mapping[str, JsonValue], at: str, reader: BlockReader) -> list[Message]:
     role = given.get("role")
-    reader.check(given, {"role", "content", "output_config", "cache_control"}, "messages[]", at)
+    reader.notes.check(given, {"role", "content", "output_config", "cache_control"}, "messages[]", at)
     if role == "user":
         return reader.user(given.get("content"), f"{at}.content")
     if role == "assistant":

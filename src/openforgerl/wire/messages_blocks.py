@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -10,6 +10,7 @@ from openforgerl.errors import WireError
 from openforgerl.types import Image, JsonValue, Message, Part, Reasoning, Role, Text, ToolCall
 from openforgerl.wire import images, reading
 from openforgerl.wire.dialect import Memory
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.reading import bad
 
 _BLOCK = "messages[].content[]"
@@ -34,24 +35,11 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 
 
 class BlockReader:
-    """Reads the blocks of one request; `images`, `warnings` and `unlisted` collect what is met on the way."""
+    """Reads the blocks of one request; `notes` collect what is met on the way."""
 
-    def __init__(self, memory: Memory, *, strict: bool) -> None:
+    def __init__(self, memory: Memory, notes: Notes) -> None:
         self._memory = memory
-        self._strict = strict
-        self.images: dict[str, bytes] = {}
-        """sha256 hex → bytes."""
-        self.warnings: list[str] = []
-        self.unlisted: list[str] = []
-
-    def check(self, given: Mapping[str, JsonValue], listed: Collection[str], where: str, path: str) -> None:
-        """Note fields of `given` that are not listed; `strict` refuses the first. `where`: `path` without indices."""
-        for name in given:
-            if name in listed:
-                continue
-            if self._strict:
-                raise WireError(400, "unlisted_field", f"{path}.{name}: unknown field", param=f"{path}.{name}")
-            self.unlisted.append(f"{where}.{name}")
+        self.notes = notes
 
     def system(self, value: JsonValue, path: str) -> tuple[Text, ...]:
         """Text blocks. Mid-conversation changes of the tools on offer are left out and reported."""
@@ -60,7 +48,7 @@ class BlockReader:
             if kind == "text":
                 parts += self._text(block, at)
             elif kind in ("tool_addition", "tool_removal"):
-                self.warnings.append(f"{at}: {kind} was left out of the prompt; every tool in `tools` stays on offer")
+                self.notes.warn(f"{at}: {kind} was left out of the prompt; every tool in `tools` stays on offer")
             else:
                 raise _not_here(kind, at, "a system prompt holds `text`")
         return tuple(parts)
@@ -120,7 +108,7 @@ class BlockReader:
             block = reading.mapping(item, at)
             kind = reading.text(block.get("type"), f"{at}.type")
             if kind in _FIELDS:
-                self.check(block, _FIELDS[kind], _BLOCK, at)
+                self.notes.check(block, _FIELDS[kind], _BLOCK, at)
             blocks.append((block, kind, at))
         return blocks
 
@@ -148,10 +136,10 @@ class BlockReader:
                 f"{at}.type: only `base64` is taken, not {shown}; the proxy fetches nothing",
                 param=f"{at}.type",
             )
-        self.check(source, {"type", "media_type", "data"}, f"{_BLOCK}.source", at)
+        self.notes.check(source, {"type", "media_type", "data"}, f"{_BLOCK}.source", at)
         media_type = reading.text(source.get("media_type"), f"{at}.media_type")
         image, content = images.from_base64(reading.text(source.get("data"), f"{at}.data"), media_type, at)
-        self.images[image.sha256] = content
+        self.notes.images[image.sha256] = content
         return image
 
     def _document(self, block: Mapping[str, JsonValue], at: str) -> tuple[Text | Image, ...]:
@@ -161,11 +149,11 @@ class BlockReader:
         ]
         source = reading.mapping(block.get("source"), f"{at}.source")
         if source.get("type") == "text":
-            self.check(source, {"type", "media_type", "data"}, f"{_BLOCK}.source", f"{at}.source")
+            self.notes.check(source, {"type", "media_type", "data"}, f"{_BLOCK}.source", f"{at}.source")
             text = reading.text(source.get("data"), f"{at}.source.data")
             return (*head, *([Text(text)] if text else []))
         if source.get("type") == "content":
-            self.check(source, {"type", "content"}, f"{_BLOCK}.source", f"{at}.source")
+            self.notes.check(source, {"type", "content"}, f"{_BLOCK}.source", f"{at}.source")
             inner = self._blocks(source.get("content"), f"{at}.source.content")
             for _, kind, path in inner:
                 if kind not in ("text", "image"):
@@ -207,9 +195,9 @@ class BlockReader:
                 continue
             remembered = self._memory.reasoning(signature)
             if remembered is None:
-                self.warnings.append(f"{path}: a thought with an unknown signature was left out of the prompt")
+                self.notes.warn(f"{path}: a thought with an unknown signature was left out of the prompt")
             elif given and given != remembered.text:
-                self.warnings.append(f"{path}: a thought was altered under its signature; it is taken as it came")
+                self.notes.warn(f"{path}: a thought was altered under its signature; it is taken as it came")
                 texts.append(given)
             else:
                 texts.append(remembered.text)

@@ -20,13 +20,13 @@ from openforgerl.wire.dialect import (
     Request,
     StreamWriter,
 )
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.opening import joined_system
 from openforgerl.wire.reading import bad, present
 from openforgerl.wire.responses_answers import ended, http_error, output_items, response_object
 from openforgerl.wire.responses_calls import RESPONSE_PREFIX, sent_call
 from openforgerl.wire.responses_fields import RESPONSES
 from openforgerl.wire.responses_input import InputReader
-from openforgerl.wire.responses_notes import Notes
 from openforgerl.wire.responses_stream import ResponsesStream
 from openforgerl.wire.responses_tools import choose, known_tools, offered
 
@@ -44,8 +44,8 @@ class ResponsesDialect:
     ) -> Request:
         """The request in `body`. Raises WireError 400 naming the field and what is accepted."""
         raw, warnings = reading.decode_object(body)
-        unlisted = RESPONSES.check(raw, strict=strict)
-        notes = Notes(strict=strict, warnings=list(warnings), unlisted=list(unlisted))
+        notes = Notes(strict=strict, warnings=warnings)
+        RESPONSES.check(raw, notes)
         tools, forced = choose(raw.get("tool_choice"), offered(raw, notes))
         reader = InputReader(memory, notes)
         messages = _messages(raw, reader, memory)
@@ -59,11 +59,11 @@ class ResponsesDialect:
             include_usage=True,
             max_tokens=None if most is None else reading.count(most, "max_output_tokens"),
             forced=forced,
-            images=reader.images,
+            images=notes.images,
             asked=_asked(raw),
             raw=raw,
-            unlisted=tuple(dict.fromkeys(notes.unlisted)),
-            warnings=tuple(dict.fromkeys(notes.warnings)),
+            unlisted=notes.unlisted,
+            warnings=notes.warnings,
         )
 
     def sent(self, message: Message, request: Request) -> Message:

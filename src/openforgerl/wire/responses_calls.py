@@ -21,9 +21,9 @@ from openforgerl.conversation import nested_too_deeply, parse_arguments, plain_c
 from openforgerl.types import JsonValue, ToolCall
 from openforgerl.wire import reading
 from openforgerl.wire.dialect import Head
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.reading import present
 from openforgerl.wire.responses_freeform import echoed_arguments, freeform_arguments, freeform_text
-from openforgerl.wire.responses_notes import Notes
 from openforgerl.wire.responses_tools import LOCAL_SHELL, TOOL_SEARCH, Kind, WireTool, flat_name
 
 PREFIXES = {

@@ -15,9 +15,9 @@ from openforgerl.types import Image, JsonValue, Message, Part, Reasoning, Role, 
 from openforgerl.wire import reading
 from openforgerl.wire.dialect import Memory
 from openforgerl.wire.images import from_data_url
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.reading import bad, present
 from openforgerl.wire.responses_calls import owner_of, read_call
-from openforgerl.wire.responses_notes import Notes
 from openforgerl.wire.responses_tools import read_tools
 
 _ROLES = {
@@ -109,15 +109,13 @@ class _Turn:
 
 
 class InputReader:
-    """Reads items in order into `messages` and `images`."""
+    """Reads items in order into messages; their images go to the notes."""
 
     def __init__(self, memory: Memory, notes: Notes) -> None:
         self._memory = memory
         self._notes = notes
         self._turn: _Turn | None = None
         self._messages: list[Message] = []
-        self.images: dict[str, bytes] = {}
-        """The bytes of every image by sha256."""
         self._readers: dict[str, Callable[[dict[str, JsonValue], str], None]] = {
             "message": self._message,
             "agent_message": self._agent_message,
@@ -253,7 +251,7 @@ class InputReader:
             return Text(reading.text(given.get("refusal"), f"{path}.refusal"))
         if kind == "input_image" and images and present(given, "image_url"):
             image, content = from_data_url(reading.text(given["image_url"], f"{path}.image_url"), f"{path}.image_url")
-            self.images[image.sha256] = content
+            self._notes.images[image.sha256] = content
             return image
         if not isinstance(kind, str):
             raise bad(f"{path}.type", f"must be `input_text`, `output_text` or `input_image`; got {kind!r}"[:200])

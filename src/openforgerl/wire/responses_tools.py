@@ -15,9 +15,9 @@ from openforgerl.errors import WireError
 from openforgerl.types import JsonValue, ToolSpec
 from openforgerl.wire import reading
 from openforgerl.wire.dialect import ForcedCall, Request
+from openforgerl.wire.notes import Notes
 from openforgerl.wire.reading import bad
 from openforgerl.wire.responses_freeform import PARAMETER
-from openforgerl.wire.responses_notes import Notes
 
 LOCAL_SHELL = "local_shell"
 TOOL_SEARCH = "tool_search"

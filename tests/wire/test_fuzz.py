@@ -1,0 +1,106 @@
+"""Whatever a client sends, in any dialect, it gets an answer or a clear 4xx.
+
+The long run (100,000 bodies a dialect) is under its own marker, with other bodies for every number that is given:
+`pytest -m fuzz tests/wire/test_fuzz.py -k chat --hypothesis-seed=7`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from openforgerl.errors import WireError
+from openforgerl.wire import DIALECTS, Request
+
+from . import fuzz_chat, fuzz_gemini, fuzz_messages, fuzz_responses
+from .fuzzing import PART, PARTS, QUICK, Target, outcome
+
+TARGETS = {
+    target.dialect.name: target
+    for target in (fuzz_chat.TARGET, fuzz_responses.TARGET, fuzz_messages.TARGET, fuzz_gemini.TARGET)
+}
+ANY = pytest.mark.parametrize("name", TARGETS)
+
+
+def test_every_dialect_is_fuzzed() -> None:
+    assert list(TARGETS) == [dialect().name for dialect in DIALECTS]
+
+
+@ANY
+def test_any_body_is_taken_or_clearly_refused(name: str) -> None:
+    target = TARGETS[name]
+
+    @QUICK
+    @given(target.bodies, st.booleans())
+    def go(body: bytes, strict: bool) -> None:
+        outcome(target, body, strict=strict)
+
+    go()
+
+
+@pytest.mark.fuzz
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+@ANY
+def test_any_of_many_bodies_is_taken_or_clearly_refused(name: str, part: int, request: pytest.FixtureRequest) -> None:
+    target = TARGETS[name]
+    number = int(request.config.getoption("--hypothesis-seed") or 0)
+
+    @seed(number * PARTS + part)
+    @settings(QUICK, max_examples=PART, database=None)
+    @given(target.bodies, st.booleans())
+    def go(body: bytes, strict: bool) -> None:
+        outcome(target, body, strict=strict)
+
+    go()
+
+
+@ANY
+def test_the_bodies_are_neither_all_refused_nor_all_taken(name: str) -> None:
+    """Else the tests above would say little."""
+    target = TARGETS[name]
+    taken: list[bool] = []
+
+    @settings(QUICK, max_examples=400, database=None)
+    @given(target.bodies)
+    def go(body: bytes) -> None:
+        taken.append(outcome(target, body, strict=False) is not None)
+
+    go()
+    assert 0.2 < sum(taken) / len(taken) < 0.8
+
+
+class _Broken:
+    """A dialect with one fault for each body."""
+
+    def __init__(self, dialect: Any) -> None:
+        self._dialect = dialect
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dialect, name)
+
+    def parse(self, body: bytes, **kwargs: Any) -> Request:
+        fault = json.loads(body)
+        if fault == "crash":
+            raise KeyError("role")
+        if fault == "ours":
+            raise WireError(500, "internal_error", "the proxy failed")
+        if fault == "silent":
+            raise WireError(400, "invalid_request", "")
+        raise WireError(400, "invalid_request", "no")
+
+
+@pytest.mark.parametrize("fault", ["crash", "ours", "silent"])
+@ANY
+def test_a_fault_is_noticed(name: str, fault: str) -> None:
+    target = TARGETS[name]
+    broken = Target(
+        dialect=_Broken(target.dialect), bodies=target.bodies, answered=target.answered, refused=target.refused
+    )
+    assert outcome(broken, b'"plain"', strict=False) is None
+    with pytest.raises((KeyError, AssertionError)):
+        outcome(broken, json.dumps(fault).encode(), strict=False)
