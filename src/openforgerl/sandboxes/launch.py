@@ -100,7 +100,7 @@ async def launch(
             words += ["--seccomp", str(filter_fd)] if filter_fd is not None else []
             words += [*mount_arguments(spec, guards, files, layers), "--chdir", "/", "--", str(program.python)]
             words += ["-I", "-S", "-X", "utf8", "-c", _START]
-            words += [str(theirs.fileno()), str(spec.endpoint_port), str(int(guards.undumpable)), token]
+            words += ["inherit", str(theirs.fileno()), str(spec.endpoint_port), str(int(guards.undumpable)), token]
             process = await asyncio.create_subprocess_exec(
                 *words,
                 stdin=asyncio.subprocess.DEVNULL,

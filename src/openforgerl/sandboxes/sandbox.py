@@ -217,7 +217,8 @@ class ProcessSandbox:
             "tick": _WATCH_SECONDS[0 if watched else 1],
         }
         answer, _ = await self._call("start", header)
-        self._launched.namespaces["user"] = answer["user_namespace"]
+        # bubblewrap tells of every namespace but this one
+        self._launched.namespaces["user"] = answer["namespaces"]["user"]
         self._report = _describe(self._launched, limits, self._group, watched, guards)
 
     async def _call(

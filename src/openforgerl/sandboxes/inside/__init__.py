@@ -1,1 +1,1 @@
-"""What runs inside a process sandbox as PID 1; it shares no import with the rest of the package."""
+"""What runs inside a sandbox as PID 1; it shares no import with the rest of the package."""

@@ -26,32 +26,43 @@ class Refused(Exception):
 
 
 class Control:
-    """The framed socket to the host."""
+    """The framed socket to the host. Every loss of it is an EOFError."""
 
-    def __init__(self, fd: int) -> None:
-        self.socket = socket.socket(fileno=fd)
-        self.socket.setblocking(True)
-        os.set_inheritable(fd, False)
+    def __init__(self, end: socket.socket, patience: float | None = None) -> None:
+        """`patience`: seconds after which a host that takes no bytes counts as lost."""
+        self.socket = end
+        self.socket.settimeout(patience)
+        os.set_inheritable(end.fileno(), False)
         self.buffer = bytearray()
 
     def send(self, header: Header, payload: bytes | bytearray | memoryview = b"") -> None:
         text = json.dumps(header).encode()
-        self.socket.sendall(FRAME.pack(len(text), len(payload)) + text)
-        if payload:
-            self.socket.sendall(payload)
+        try:
+            self.socket.sendall(FRAME.pack(len(text), len(payload)) + text)
+            if payload:
+                self.socket.sendall(payload)
+        except OSError as error:
+            raise EOFError from error
 
     def send_listener(self, listener: socket.socket) -> None:
-        """The hello: one byte and the listening socket."""
+        """The hello where host and sandbox share a kernel: one byte and the listening socket."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener.fileno()]))
         self.socket.sendmsg([b"!"], [rights])
 
     def receive(self) -> list[tuple[Header, bytes]]:
-        """Whole frames that have arrived; EOFError at the end."""
-        data = self.socket.recv(CHUNK)
+        """Whole frames that have arrived."""
+        try:
+            data = self.socket.recv(CHUNK)
+        except OSError as error:
+            raise EOFError from error
         if not data:
             raise EOFError
+        return self.frames(data)
+
+    def frames(self, data: bytes) -> list[tuple[Header, bytes]]:
+        """What `data` completes."""
         self.buffer += data
-        frames: list[tuple[Header, bytes]] = []
+        found: list[tuple[Header, bytes]] = []
         while len(self.buffer) >= FRAME.size:
             head, body = FRAME.unpack_from(self.buffer)
             if head > MOST_HEADER or body > MOST_PAYLOAD:
@@ -60,6 +71,6 @@ class Control:
             if len(self.buffer) < end:
                 break
             text = bytes(self.buffer[FRAME.size : FRAME.size + head])
-            frames.append((json.loads(text), bytes(self.buffer[FRAME.size + head : end])))
+            found.append((json.loads(text), bytes(self.buffer[FRAME.size + head : end])))
             del self.buffer[:end]
-        return frames
+        return found

@@ -1,14 +1,20 @@
-"""PID 1 of a process sandbox: this package, standard library only, relative imports only,
-run by the system's Python with `-I -S`.
+"""PID 1 of a sandbox: this package, standard library only, relative imports only,
+run by a Python with `-I -S`.
 
-It never runs agent code in its own process. It takes framed commands over an inherited stream socket, starts
+It never runs agent code in its own process. It takes framed commands over one stream socket, starts
 programs, reads and writes files, kills, and reaps. The agent has the same uid, so init is made undumpable
-(no ptrace, no /proc/1/fd or /proc/1/mem) before the first program starts, keeps no descriptor but the control
-socket (closed on exec), and has no signal handler but SIGCHLD's: the kernel drops every other signal that comes
-from inside the pid namespace, SIGKILL and SIGSTOP too. The end of the control socket ends the sandbox.
+(no ptrace, no /proc/1/fd, /proc/1/mem or /proc/1/environ) before the first program starts, keeps no descriptor but
+the control socket (closed on exec), and has no signal handler but SIGCHLD's: the kernel drops every other signal that
+comes from inside the pid namespace, SIGKILL and SIGSTOP too.
 
-`argv`: control fd, port to listen on, 1 to be undumpable, a word by which
-the host finds us.
+`argv` says how the control socket comes about (`arrival.py`):
+
+* `inherit FD PORT UNDUMPABLE WORD` and `connect PATH PORT UNDUMPABLE WORD`: a Unix socket; the hello is one byte with
+  the socket that listens on 127.0.0.1:PORT. The end of the control socket ends the sandbox. WORD is how the host
+  finds us.
+* `dial SETTINGS`: over TCP. The hello is a frame: the pid namespace, the last command seen, and each program whose end
+  the host has not acknowledged. When the connection is lost, programs go on and init dials again; what the host sends
+  twice is done once. `forward` in SETTINGS: connections to 127.0.0.1:`listen` are carried to that address.
 """
 
 from __future__ import annotations
@@ -22,50 +28,107 @@ import socket
 import sys
 import time
 
+from .arrival import Dial, Over, connected, inherited, settings_of
 from .files import Export, Files
 from .frames import CHUNK, Control, Header, Refused
+from .memory import OomCounter
 from .processes import PR_SET_DUMPABLE, Job, Process, processes, signal_all
+from .relay import Relay
+
+SEND_PATIENCE = 60.0
+"""Seconds for a dialled host to take what is sent before the connection counts as lost."""
 
 
 class Init:
     """The command loop."""
 
-    def __init__(self, control: Control, woken: int) -> None:
+    def __init__(self, control: Control | None, woken: int, dial: Dial | None = None) -> None:
         self.control = control
+        self.dial = dial
         self.woken = woken
         self.jobs: dict[int, Job] = {}
+        self.kept: dict[int, tuple[Header, bytes]] = {}
+        """Ends of programs that a host that may come back has not acknowledged."""
+        self.last = 0
         self.settings: Header = {}
         self.files = Files(plain=True)
+        self.oom_kills = OomCounter()
         self.next_watch = 0.0
         self.poll = select.poll()
-        self.poll.register(control.socket.fileno(), select.POLLIN)
         self.poll.register(woken, select.POLLIN)
+        self.relay: Relay | None = None
+        if control is not None:
+            self.poll.register(control.socket.fileno(), select.POLLIN)
 
     def run(self) -> None:
-        """Until the control socket ends."""
+        """Until the control socket ends; a dialled one, until nobody wants it any more."""
         while True:
-            for fd, _ in self.poll.poll(self.wait_ms()):
-                if fd == self.control.socket.fileno():
-                    for header, payload in self.control.receive():
-                        self.command(header, payload)
-                elif fd == self.woken:
-                    os.read(self.woken, 4096)
-                else:
-                    self.stream(fd)
-            self.reap()
-            now = time.monotonic()
-            for job in list(self.jobs.values()):
-                if now >= job.deadline and not job.timed_out:
-                    job.timed_out = True
-                    self.kill_tree(job)
-            if self.settings and now >= self.next_watch:
-                self.next_watch = now + self.settings["tick"]
-                self.watch()
+            try:
+                self.turn()
+            except EOFError:
+                if self.dial is None:
+                    raise
+                self.part(self.dial)
+
+    def turn(self) -> None:
+        """Wait for something and deal with it."""
+        dialled = self.dial.fileno() if self.dial is not None and self.control is None else -1
+        if self.dial is not None and dialled != -1:
+            self.poll.register(dialled, self.dial.events())
+        ready = self.poll.poll(self.wait_ms())
+        if dialled != -1:
+            self.poll.unregister(dialled)
+        for fd, _ in ready:
+            if self.control is not None and fd == self.control.socket.fileno():
+                for header, payload in self.control.receive():
+                    self.command(header, payload)
+            elif fd == self.woken:
+                os.read(self.woken, 4096)
+            elif fd != dialled and (self.relay is None or not self.relay.takes(fd)):
+                self.stream(fd)
+        if self.dial is not None and self.control is None:
+            self.arrive(self.dial, dialled in [fd for fd, _ in ready])
+        self.reap()
+        now = time.monotonic()
+        for job in list(self.jobs.values()):
+            if now >= job.deadline and not job.timed_out:
+                job.timed_out = True
+                self.kill_tree(job)
+        if self.settings and now >= self.next_watch:
+            self.next_watch = now + self.settings["tick"]
+            self.watch()
+
+    def arrive(self, dial: Dial, ready: bool) -> None:
+        """One step on the way to the host; the hello when it is reached."""
+        end = dial.turn(ready)
+        if end is None:
+            return
+        control = Control(end, SEND_PATIENCE)
+        self.control = control
+        self.poll.register(end.fileno(), select.POLLIN)
+        programs = [[job.id, job.key, True] for job in self.jobs.values()]
+        programs += [[number, header["key"], False] for number, (header, _) in self.kept.items()]
+        control.send({"id": 0, "hello": 1, "last": self.last, "programs": programs, **namespaces()})
+        for header, payload in control.frames(bytes(dial.answer)):
+            self.command(header, payload)
+
+    def part(self, dial: Dial) -> None:
+        """The dialled connection is gone: programs go on, and we dial again."""
+        if self.control is not None:
+            self.forget(self.control.socket.detach())  # unregisters and closes
+            self.control = None
+            dial.lose()
+
+    def say(self, header: Header, payload: bytes | bytearray | memoryview = b"") -> None:
+        if self.control is not None:
+            self.control.send(header, payload)
 
     def wait_ms(self) -> int | None:
         times = [job.deadline for job in self.jobs.values() if not job.timed_out]
         if self.settings:
             times.append(self.next_watch)
+        if self.dial is not None and self.control is None:
+            times.append(self.dial.wake_at())
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def stream(self, fd: int) -> None:
@@ -81,6 +144,7 @@ class Init:
                 return
 
     def command(self, header: Header, payload: bytes) -> None:
+        self.last = max(self.last, header["id"])
         try:
             answer = getattr(self, "do_" + header["op"])(header, payload)
         except Refused as error:
@@ -88,21 +152,44 @@ class Init:
         except OSError as error:
             answer = {"error": f"{header['op']}: {error}", "kind": "io"}
         if answer is not None:
-            self.control.send({"id": header["id"], "done": True, **answer})
+            self.say({"id": header["id"], "done": True, **answer})
+
+    def do_ping(self, header: Header, payload: bytes) -> Header:
+        """For a host that wants to know whether we are still there."""
+        del header, payload
+        return {}
+
+    def do_ack(self, header: Header, payload: bytes) -> None:
+        """The host has a program's end, for good."""
+        del payload
+        self.kept.pop(header["target"], None)
+
+    def do_claim(self, header: Header, payload: bytes) -> None:
+        """Send a program's end (again) when there is one; else it comes when it comes. For a host that took over."""
+        del payload
+        number = header["target"]
+        if number in self.kept:
+            self.say(*self.kept[number])
+        elif not any(job.id == number for job in self.jobs.values()):
+            self.say({"id": number, "done": True, "error": f"program {number} is not known here", "kind": "input"})
 
     def do_start(self, header: Header, payload: bytes) -> Header:
         del payload
         self.settings = header
         self.files = Files(plain=header["plain_files"])
-        # Bubblewrap tells the host of every namespace but this one, and the host may not look into us.
-        return {"user_namespace": os.stat("/proc/self/ns/user").st_ino}
+        return {**namespaces(), "status": own_status(), "oom_counter": self.oom_kills.path}
 
     def do_exec(self, header: Header, payload: bytes) -> None:
+        number = header["id"]
+        if number in self.kept or any(job.id == number for job in self.jobs.values()):
+            self.do_claim({"target": number}, b"")  # sent twice, by a host that lost the connection in between
+            return
         job = Job(header, payload)
+        job.oom_kills_before = self.oom_kills.count()
         job.spawn(header, self.settings)
         self.jobs[job.pid] = job
         if job.gate != -1:
-            self.control.send({"id": job.id, "started": job.pid})
+            self.say({"id": job.id, "started": job.pid})
         for fd in job.outputs:
             self.poll.register(fd, select.POLLIN)
         self.poll.register(job.input, select.POLLOUT)
@@ -125,7 +212,7 @@ class Init:
         del payload
         data = memoryview(self.files.read(header["path"], header["limit"]))
         for start in range(0, len(data), CHUNK):
-            self.control.send({"id": header["id"], "data": True}, data[start : start + CHUNK])
+            self.say({"id": header["id"], "data": True}, data[start : start + CHUNK])
         return {}
 
     def do_write(self, header: Header, payload: bytes) -> Header:
@@ -139,7 +226,8 @@ class Init:
 
     def do_export(self, header: Header, payload: bytes) -> None:
         del payload
-        Export(self.control, self.files, header).run(header["paths"])
+        if self.control is not None:
+            Export(self.control, self.files, header).run(header["paths"])
 
     def do_kill(self, header: Header, payload: bytes) -> Header:
         """SIGKILL to all until /proc shows only us. What is left at the deadline is named."""
@@ -209,15 +297,18 @@ class Init:
         signaled = os.WIFSIGNALED(status)
         header = {
             "id": job.id,
+            "key": job.key,
             "done": True,
             "code": None if signaled else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if signaled else None,
             "timed_out": job.timed_out,
-            "oom": job.oom,
+            "oom": job.oom or self.oom_kills.count() > job.oom_kills_before,
             "seconds": time.monotonic() - job.begun,
             "stdout": len(tails[0]),
         }
-        self.control.send(header, tails[0] + tails[1])
+        if self.dial is not None:
+            self.kept[job.id] = (header, tails[0] + tails[1])
+        self.say(header, tails[0] + tails[1])
 
     def forget(self, fd: int) -> None:
         with contextlib.suppress(KeyError):  # already unregistered at its end of stream
@@ -258,24 +349,59 @@ def _woken(number: int, frame: object) -> None:
     """Only the write to the wakeup descriptor matters."""
 
 
+def namespaces() -> Header:
+    """Inode of each of our namespaces: the host may not be able to look into us."""
+    names = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")  # an undumpable process may not list its own
+    return {"namespaces": {name: os.stat("/proc/self/ns/" + name).st_ino for name in names}}
+
+
+def own_status() -> dict[str, str]:
+    """What the kernel says of init, which every program inherits."""
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        lines = [line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line]
+    return {name: value for name, value in lines if name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Uid")}
+
+
 def main() -> None:
     """See the module's docstring."""
-    fd, port, undumpable = (int(word) for word in sys.argv[1:4])
+    if os.getpid() != 1:
+        sys.exit("init must be PID 1 of its own pid namespace: it kills every process that it can signal")
+    mode = sys.argv[1]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would let the agent's SIGINT in
+    fd = int(sys.argv[2]) if mode == "inherit" else 2
     os.closerange(3, fd)
     os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
-    if undumpable and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+    if (mode == "dial" or sys.argv[4] == "1") and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
         sys.exit("prctl(PR_SET_DUMPABLE) failed")
-    control = Control(fd)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
-        control.send_listener(listener)
+    if mode == "dial":
+        init = dialling(settings_of(sys.argv[2]))
+    else:
+        control = Control(inherited(fd) if mode == "inherit" else connected(sys.argv[2]))
+        with listening(int(sys.argv[3])) as listener:
+            control.send_listener(listener)
+        init = Init(control, wake_on_child())
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
     os.close(null)
     try:
-        Init(control, wake_on_child()).run()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+        init.run()
+    except (EOFError, Over):
         os._exit(0)  # the host is gone; the kernel kills the rest of the namespace with us
+
+
+def dialling(settings: Header) -> Init:
+    """Init that reaches its host over TCP, and its proxy through a relay of our own when there is `forward`."""
+    init = Init(None, wake_on_child(), Dial(settings))
+    if settings.get("forward"):
+        host, port = settings["forward"]
+        init.relay = Relay(listening(settings["listen"]), (host, port), init.poll)
+    return init
+
+
+def listening(port: int) -> socket.socket:
+    """A socket that listens on 127.0.0.1."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)
+    return listener

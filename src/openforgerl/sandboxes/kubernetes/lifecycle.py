@@ -1,0 +1,298 @@
+"""One pod from the request for it to the proof that it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from openforgerl.errors import StageError
+from openforgerl.sandboxes.kubernetes import classification
+from openforgerl.sandboxes.kubernetes.classification import CONTAINER, Ended, Lost, Running, Waiting
+from openforgerl.sandboxes.kubernetes.cluster import POD, Cluster, ClusterError, Object
+from openforgerl.sandboxes.kubernetes.gateway import Gateway, Stream
+from openforgerl.sandboxes.kubernetes.names import NONCE_NOTE
+from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
+from openforgerl.sandboxes.kubernetes.pace import TokenBucket
+from openforgerl.sandboxes.kubernetes.watching import News, PodWatch
+from openforgerl.types import Failure, Origin, Stage
+
+log = logging.getLogger(__name__)
+
+_TAIL_BYTES = 2048
+_QUOTA_PAUSES = (0.5, 15.0)
+"""Seconds between two requests that a quota refuses: first and longest."""
+_LOOK_AGAIN = 30.0
+"""Longest wait for news of a pod that is being removed, before the server is asked itself."""
+
+
+class Facility:
+    """What all pods of a run share."""
+
+    def __init__(self, cluster: Cluster, watch: PodWatch, gateway: Gateway, options: KubernetesOptions) -> None:
+        self.cluster = cluster
+        self.watch = watch
+        self.gateway = gateway
+        self.options = options
+        self.starts = TokenBucket(options.start_rate, options.start_burst)
+        self.pending = asyncio.Semaphore(options.pending_at_once)
+        self.room = asyncio.Event()
+        """Set whenever a pod of ours has gone: a quota may have room again."""
+
+
+class PodLife:
+    """Make it, wait for its init, notice its end, remove it."""
+
+    def __init__(self, facility: Facility, name: str, token: str) -> None:
+        self._facility = facility
+        self._options = facility.options
+        self.name = name
+        self._token = token
+        self.news: News = facility.watch.follow(name)
+        self._stream: Stream | None = None
+        self._arrived = asyncio.Event()
+        self.failure: Failure | None = None
+        """Why it ended, once that is known."""
+        self._failed = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self.on_stream: Callable[[Stream], None] | None = None
+        """Takes every connection that its init makes after the first."""
+        self.seconds: dict[str, float] = {}
+        """Stage → how long it took: schedule, pull_and_start, dial."""
+
+    async def board(self, manifest: Object) -> Stream:
+        """Ask for the pod and wait until its init has dialled in. Raises StageError with what kept it from that."""
+        self._facility.gateway.expect(self.name, self._token, self._take_stream)
+        try:
+            async with self._facility.pending:
+                await self._facility.starts.take()
+                await self._create(manifest)
+                stream = await self._await_init()
+        except ClusterError as error:
+            raise _refused(error) from error
+        self._watching = asyncio.create_task(self._notice())
+        return stream
+
+    async def rejoin(self, pod: Object) -> Stream:
+        """Wait for the init of a pod that an earlier process made."""
+        self._facility.gateway.expect(self.name, self._token, self._take_stream)
+        self.news.made(pod)
+        stream = await self._await_init()
+        self._watching = asyncio.create_task(self._notice())
+        return stream
+
+    async def failed(self, timeout: float) -> Failure | None:
+        """Why it ended; None when nothing says that it did, within `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._failed.wait()
+        return self.failure
+
+    async def remove(self, seconds: float) -> bool:
+        """Close the door to its init, delete it, and see it gone; False when it is still there after `seconds`.
+
+        Its object is taken away by force only where its node is out of reach; what runs there is fenced.
+        """
+        self._facility.gateway.forget(self.name)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        try:
+            return await self._remove(seconds)
+        except ClusterError as error:
+            log.warning("pod %s could not be removed now, the reaper will: %s", self.name, error)
+            return False
+        finally:
+            self._facility.watch.leave(self.name)
+
+    async def evidence(self) -> dict[str, str]:
+        """What there is to say about a pod that failed, gathered while it still exists."""
+        pod = self.news.pod
+        if pod is None:
+            return {}
+        status: Object = pod.get("status", {})
+        said = {"pod": self.name, "phase": str(status.get("phase")), "node": str(pod["spec"].get("nodeName") or "none")}
+        statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+        said["containers"] = "; ".join(f"{item['name']}: {item.get('state')}" for item in statuses)
+        if any("terminated" in (item.get("state") or {}) for item in statuses) and not self.news.gone:
+            said["log"] = await self._facility.cluster.log_tail(self.name, container=CONTAINER, bytes_=_TAIL_BYTES)
+        return said
+
+    def _take_stream(self, stream: Stream) -> None:
+        if self.on_stream is not None:
+            self.on_stream(stream)
+            return
+        if self._stream is not None:
+            self._stream[1].transport.abort()
+        self._stream = stream
+        self._arrived.set()
+        self.news.tell()
+
+    async def _create(self, manifest: Object) -> None:
+        """POST until it is there. A quota is waited for; a name that is taken is ours, or a predecessor's to remove."""
+        cluster, started = self._facility.cluster, time.monotonic()
+        pause, longest = _QUOTA_PAUSES
+        while True:
+            try:
+                self.news.made(await cluster.create(POD, manifest))
+                return
+            except ClusterError as error:
+                if error.exists:
+                    if await self._is_mine(manifest):
+                        return
+                    continue
+                if not error.over_quota:
+                    raise
+                waited = time.monotonic() - started
+                if waited > self._options.quota_timeout:
+                    raise _error("quota", f"refused by a quota for {waited:.0f} s: {error}") from error
+            self._facility.room.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(random.uniform(0.5, 1.0) * pause):
+                    await self._facility.room.wait()
+            pause = min(2 * pause, longest)
+
+    async def _is_mine(self, manifest: Object) -> bool:
+        """Whether the pod of this name is the one asked for; a predecessor is removed first."""
+        cluster = self._facility.cluster
+        try:
+            there = await cluster.get(POD, self.name)
+        except ClusterError as error:
+            if error.absent:
+                return False
+            raise
+        wanted = manifest["metadata"]["annotations"][NONCE_NOTE]
+        if there["metadata"].get("annotations", {}).get(NONCE_NOTE) == wanted:
+            self.news.made(there)
+            return True
+        await cluster.delete(POD, self.name, uid=there["metadata"]["uid"], grace=0)
+        self.news.uid = there["metadata"]["uid"]
+        await self._until_gone(time.monotonic() + _LOOK_AGAIN)
+        self.news.uid, self.news.gone, self.news.since = "", False, float("inf")
+        return False
+
+    async def _await_init(self) -> Stream:
+        """Until it dials, or something says that it will not."""
+        options = self._options
+        patience = {"schedule": options.schedule_timeout, "pull": options.pull_timeout, "start": options.start_timeout}
+        begun: dict[str, float] = {}
+        made = time.monotonic()
+        while self._stream is None:
+            waiting = self._still_waiting()
+            now = time.monotonic()
+            since = begun.setdefault(waiting.patience, now)
+            left = since + patience[waiting.patience] - now
+            if left <= 0:
+                raise await self._ended(classification.overdue(waiting, now - since))
+            await self.news.change(left)
+        now = time.monotonic()
+        self.seconds = {
+            "schedule": begun.get("start", now) - made,
+            "pull_and_start": now - begun.get("start", now),
+        }
+        return self._stream
+
+    def _still_waiting(self) -> Waiting:
+        """What it waits for. Raises StageError when it waits in vain."""
+        if self.news.gone:
+            raise _stage_error(classification.deleted(self.news.pod))
+        assert self.news.pod is not None
+        match classification.read(self.news.pod):
+            case Waiting() as waiting:
+                return waiting
+            case Ended(failure=failure):
+                raise _stage_error(failure)
+            case Lost():
+                return Waiting(patience="start", kind="node_lost", message="its node is out of reach")
+            case Running():
+                address = f"{self._options.gateway_host or 'the gateway'}:{self._facility.gateway.port}"
+                text = f"its init runs and has not reached {address}: see gateway_host and the NetworkPolicies"
+                return Waiting(patience="start", kind="gateway_unreachable", message=text)
+
+    async def _notice(self) -> None:
+        """Follow it while its sandbox is in use; what ends it is kept in `failure`."""
+        lost_at: float | None = None
+        while self.failure is None:
+            reading = classification.read(self.news.pod) if self.news.pod is not None else Running()
+            now = time.monotonic()
+            lost_at = (lost_at or now) if isinstance(reading, Lost) else None
+            if self.news.gone:
+                self.failure = classification.deleted(self.news.pod)
+            elif isinstance(reading, Ended):
+                self.failure = reading.failure
+            elif lost_at is not None and now - lost_at >= self._options.lost_node_timeout:
+                self.failure = classification.lost(now - lost_at)
+            else:
+                await self.news.change(None if lost_at is None else lost_at + self._options.lost_node_timeout - now)
+        self._facility.gateway.forget(self.name)
+        self._failed.set()
+
+    async def _ended(self, failure: Failure) -> StageError:
+        return _stage_error(msgspec.structs.replace(failure, evidence={**await self.evidence(), **failure.evidence}))
+
+    async def _remove(self, seconds: float) -> bool:
+        cluster, until = self._facility.cluster, time.monotonic() + seconds
+        if not self.news.uid:  # the answer to its creation never came, so ask
+            try:
+                self.news.made(await cluster.get(POD, self.name))
+            except ClusterError as error:
+                if error.absent:
+                    return True
+                raise
+        if self.news.gone or not await cluster.delete(POD, self.name, uid=self.news.uid, grace=self._options.grace):
+            return True
+        while not await self._until_gone(until):
+            pod = self.news.pod
+            if pod is None or not isinstance(classification.read(pod), Lost):
+                return False
+            log.warning(
+                "pod %s is on a lost node: its object is removed by force, what runs there is fenced", self.name
+            )
+            await cluster.delete(POD, self.name, uid=self.news.uid, grace=0)
+            until = time.monotonic() + seconds
+        self._facility.room.set()
+        return True
+
+    async def _until_gone(self, until: float) -> bool:
+        """By the watch; where that says nothing for long, by asking."""
+        while not self.news.gone:
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            before = self.news.pod
+            await self.news.change(min(left, _LOOK_AGAIN))
+            if self.news.pod is before and not self.news.gone:
+                try:
+                    there = await self._facility.cluster.get(POD, self.name)
+                    self.news.gone = there["metadata"]["uid"] != self.news.uid
+                except ClusterError as error:
+                    if not error.absent:
+                        raise
+                    self.news.gone = True
+        return True
+
+
+def _refused(error: ClusterError) -> StageError:
+    """The API server's no as the attempt's failure. What is not passing will be refused again."""
+    kind = "api_unavailable" if error.passing else "api_refused"
+    return _error(kind, str(error), retryable=error.passing)
+
+
+def _error(kind: str, message: str, *, retryable: bool = True) -> StageError:
+    return StageError(Stage.SANDBOX, kind, message, origin=Origin.INFRASTRUCTURE, retryable=retryable)
+
+
+def _stage_error(failure: Failure) -> StageError:
+    return StageError(
+        failure.stage,
+        failure.kind,
+        failure.message,
+        origin=failure.origin,
+        retryable=failure.retryable,
+        evidence=dict(failure.evidence),
+    )
