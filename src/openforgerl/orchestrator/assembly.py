@@ -26,6 +26,7 @@ from openforgerl.orchestrator.options import RunOptions
 from openforgerl.orchestrator.runs import Orchestrator
 from openforgerl.protocols import Engine, Harness, Renderer, Sandboxes
 from openforgerl.proxy import InProcessSessions, ProxyServer
+from openforgerl.proxy.sessions import CallLog
 from openforgerl.rollout import Rooms
 from openforgerl.sandboxes.bubblewrap import find_bwrap
 from openforgerl.store import CallStore, Database, RunStore
@@ -54,7 +55,8 @@ class RunFolder:
     path: Path
     run_id: str
     store: RunStore
-    calls: CallStore
+    calls: CallLog
+    """What the proxy records to."""
 
 
 @asynccontextmanager
@@ -201,6 +203,7 @@ async def open_house(
             options=run,
             weights_version=lambda: engine.weights_version,
             on_attempt=on_attempt,
+            load=lambda: proxy.calls_in_flight,
         )
         await orchestrator.reconcile(folder.run_id)
         yield House(engine, renderer, proxy, orchestrator)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from openforgerl.errors import OpenForgeError
 from openforgerl.orchestrator.options import RunOptions
+from openforgerl.orchestrator.places import Order, Places
 from openforgerl.rollout import AttemptWork, OnTimeout, Rooms, run_attempt
 from openforgerl.store import RunStore
 from openforgerl.trajectory import SamplePolicy, build, build_samples
@@ -74,8 +76,33 @@ class _Budget:
 
 
 @dataclass(slots=True)
+class _Breaker:
+    """Ends a run that only fails: attempts in a row with one and the same failure of ours."""
+
+    limit: int | None
+    row: int = 0
+    last: tuple[Stage, str] | None = None
+
+    def take(self, attempt: Attempt) -> None:
+        """Count one finished attempt. Raises OpenForgeError at the limit."""
+        outcome = attempt.outcome
+        if not isinstance(outcome, Failure) or not outcome.origin.ours or _interrupted(attempt):
+            self.row, self.last = 0, None
+            return
+        way = (outcome.stage, outcome.kind)
+        self.row = self.row + 1 if way == self.last else 1
+        self.last = way
+        if self.limit is not None and self.row >= self.limit:
+            raise OpenForgeError(
+                f"{self.row} attempts in a row failed in the same way (stage {outcome.stage}, {outcome.kind}; the "
+                f"last, {attempt.attempt_id}: {outcome.message}). Mend that, then the same command goes on; "
+                "run.stop_after sets how many"
+            )
+
+
+@dataclass(slots=True)
 class Orchestrator:
-    """Runs groups of rollouts with bounded concurrency; resumable by the store."""
+    """Runs groups of rollouts with bounded concurrency; resumable by the store. `load`: model calls under way now."""
 
     rooms: Rooms
     store: RunStore
@@ -83,10 +110,13 @@ class Orchestrator:
     options: RunOptions
     weights_version: Callable[[], int]
     on_attempt: Callable[[Rollout, Attempt], None] = lambda rollout, attempt: None
-    _places: asyncio.Semaphore = field(init=False)
+    load: Callable[[], int] = lambda: 0
+    places: Places = field(init=False)
+    _breaker: _Breaker = field(init=False)
 
     def __post_init__(self) -> None:
-        self._places = asyncio.Semaphore(self.options.concurrency)
+        self.places = Places(self.options, self.load)
+        self._breaker = _Breaker(self.options.stop_after)
 
     async def reconcile(self, run_id: str) -> int:
         """After a restart: destroy leftover sandboxes, and commit attempts whose process died as interrupted.
@@ -109,25 +139,49 @@ class Orchestrator:
         return len(unfinished)
 
     async def run(self, groups: Sequence[Sequence[Rollout]], recording: Recording) -> AsyncIterator[GroupResult]:
-        """Run all groups; yields each as it completes. Closing the iterator cancels what is in flight."""
+        """Run all groups; yields each as it completes. Closing the iterator cancels what is in flight, after
+        `drain_seconds` in which it may finish."""
         await self.store.plan([rollout for group in groups for rollout in group])
-        running = [asyncio.create_task(self._group(group, recording)) for group in groups]
+        running = [asyncio.create_task(self._group(group, recording, place)) for place, group in enumerate(groups)]
         try:
             for done in asyncio.as_completed(running):
                 yield await done
+        except asyncio.CancelledError:
+            await self._drain()
+            raise
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            self.places.resume()  # only now: those who waited would have been given places
 
-    async def _group(self, group: Sequence[Rollout], recording: Recording) -> GroupResult:
+    async def _drain(self) -> None:
+        """Start nothing more and wait until nothing is in flight, `drain_seconds` at most."""
+        if not (self.options.drain_seconds and self.places.taken):
+            return
+        log.warning(
+            "%d attempts in flight get %g s to finish; interrupt again to stop at once",
+            self.places.taken,
+            self.options.drain_seconds,
+        )
+        self.places.pause()
+        try:
+            async with asyncio.timeout(self.options.drain_seconds):
+                await self.places.emptied()
+        except TimeoutError:
+            log.warning("%d attempts are still in flight; they are cancelled", self.places.taken)
+
+    async def _group(self, group: Sequence[Rollout], recording: Recording, place: int) -> GroupResult:
         limit = len(group) if self.options.refill_limit is None else self.options.refill_limit
         budget = _Budget(limit)
         async with asyncio.TaskGroup() as tasks:
-            members = [tasks.create_task(self._rollout(rollout, recording, budget)) for rollout in group]
+            members = [
+                tasks.create_task(self._rollout(rollout, recording, budget, (place, rollout.index)))
+                for rollout in group
+            ]
         return GroupResult(group, [member.result() for member in members], budget.used)
 
-    async def _rollout(self, rollout: Rollout, recording: Recording, budget: _Budget) -> Attempt:
+    async def _rollout(self, rollout: Rollout, recording: Recording, budget: _Budget, order: Order) -> Attempt:
         """Attempts until a verdict, a failure that cannot be retried, or the end of the group's refills."""
         earlier = sorted(await self.store.attempts(rollout.rollout_id), key=lambda attempt: attempt.number)
         number = redraws = 0
@@ -137,13 +191,22 @@ class Orchestrator:
                 return attempt
             redraws += not _interrupted(attempt)
         while True:
-            async with self._places:
-                attempt = await self._attempt(rollout, number, _redrawn(rollout.seed, redraws), recording)
+            async with self.places.place(rollout.harness, order) as waited:
+                attempt = await self._attempt(rollout, number, _redrawn(rollout.seed, redraws), recording, waited)
+                self._watch(attempt)
             self.on_attempt(rollout, attempt)
             if not self._again(attempt, budget):
                 return attempt
             number += 1
             redraws += not _interrupted(attempt)
+
+    def _watch(self, attempt: Attempt) -> None:
+        """Give up when everything fails alike: nothing more starts from the moment in which that is seen."""
+        try:
+            self._breaker.take(attempt)
+        except OpenForgeError:
+            self.places.pause()
+            raise
 
     @staticmethod
     def _again(attempt: Attempt, budget: _Budget) -> bool:
@@ -154,7 +217,7 @@ class Orchestrator:
             return True
         return outcome.retryable and budget.take()
 
-    async def _attempt(self, rollout: Rollout, number: int, seed: int, recording: Recording) -> Attempt:
+    async def _attempt(self, rollout: Rollout, number: int, seed: int, recording: Recording, waited: float) -> Attempt:
         attempt = Attempt(
             attempt_id=f"{rollout.rollout_id}-a{number}",
             rollout_id=rollout.rollout_id,
@@ -165,6 +228,7 @@ class Orchestrator:
         await self.store.begin_attempt(attempt)
         sampling = msgspec.structs.replace(recording.sampling, seed=seed)
         work = AttemptWork(attempt=attempt, rollout=rollout, task=self.tasks[rollout.task], sampling=sampling)
+        work.timings["queue"] = waited
         finished = await run_attempt(work, self.rooms)
         await self.store.commit(finished, self._samples(finished, rollout, work.calls, recording))
         return finished

@@ -64,6 +64,11 @@ class ProxyServer:
         """The socket file that we made, and so remove."""
         self._listeners: dict[socket.socket, BoundedListener] = {}
 
+    @property
+    def calls_in_flight(self) -> int:
+        """Model calls that are under way now."""
+        return sum(session.in_flight for session in self.sessions.sessions)
+
     async def __aenter__(self) -> ProxyServer:
         await self.start()
         return self
