@@ -42,7 +42,7 @@ class Gateway:
         self._expected: dict[str, tuple[bytes, Callable[[Stream], None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.settled = True
-        """False while a restarted orchestrator still finds out which pods are its own: strangers are told to come again."""
+        """False while a restarted orchestrator finds out which pods are its own: strangers are told to come again."""
         self.refused = 0
         """Dials with a wrong or dead credential, for the report."""
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _TAIL_BYTES = 2048
 _QUOTA_PAUSES = (0.5, 15.0)
 """Seconds between two requests that a quota refuses: first and longest."""
-_LOOK_AGAIN = 30.0
+_LOOK_AGAIN = 10.0
 """Longest wait for news of a pod that is being removed, before the server is asked itself."""
 
 
@@ -91,7 +91,21 @@ class PodLife:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._failed.wait()
+        if self.failure is None and self.news.uid:
+            await self._ask()
         return self.failure
+
+    async def _ask(self) -> None:
+        """The watch says nothing, and something is wrong: ask the server itself, once."""
+        try:
+            pod = await self._facility.cluster.get(POD, self.name)
+        except ClusterError as error:
+            if error.absent:
+                self.failure = classification.deleted(self.news.pod)
+            return
+        reading = classification.read(pod)
+        if isinstance(reading, Ended) and self.news.concerns(pod):
+            self.failure, self.news.pod = reading.failure, pod
 
     async def remove(self, seconds: float) -> bool:
         """Close the door to its init, delete it, and see it gone; False when it is still there after `seconds`.

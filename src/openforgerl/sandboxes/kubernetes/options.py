@@ -98,7 +98,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for field in msgspec.structs.fields(self):
             value: object = getattr(self, field.name)
             least = 0 if field.name in ("gateway_port", "grace") else 1e-9
-            if isinstance(value, int | float) and value < least:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
                 raise ValueError(f"sandbox.kubernetes.{field.name} must be {'0 or more' if least == 0 else 'above 0'}")
         if self.gateway_port > 65535:
             raise ValueError(f"sandbox.kubernetes.gateway_port must be at most 65535; got {self.gateway_port}")
