@@ -326,7 +326,7 @@ def test_compaction_by_words_and_what_goes_on_from_its_summary() -> None:
 
 
 def test_compaction_inside_the_history() -> None:
-    """claude-code adds a block to the last user message; codex drops the tools."""
+    """claude-code adds a block to the last user message; qwen-code a message; codex drops the tools."""
     session = Recorder()
     session.record(*START, answer=said("a"))
     words = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
@@ -342,6 +342,8 @@ def test_compaction_inside_the_history() -> None:
     assert quoted.role is ThreadRole.MAIN
     codex = session.ask(*START, said("a"), user("You are performing a CONTEXT CHECKPOINT COMPACTION. ..."), tools=())
     assert codex.role is ThreadRole.COMPACTION
+    qwen = session.ask(*START, said("a"), user("You are the component that summarizes a conversation when ..."))
+    assert (qwen.role, qwen.parent_call_id) == (ThreadRole.COMPACTION, "c0")
 
 
 def test_the_harnesss_own_word_for_a_compaction() -> None:

@@ -102,6 +102,13 @@ OPENING_WORDS: tuple[OpeningWords, ...] = (
         words="You are the component that summarizes",
         without_tools=True,
     ),
+    # First behind the conversation, with its tools; when that does not fit, as a system prompt.
+    OpeningWords(
+        harness="qwen-code",
+        role=ThreadRole.COMPACTION,
+        where="last_user",
+        words="You are the component that summarizes",
+    ),
     OpeningWords(
         harness="codex",
         role=ThreadRole.COMPACTION,
