@@ -121,3 +121,22 @@ class TestEveryHarness:
     def test_only_the_end_of_its_output_was_kept(self, harness: Harness, printed: Any, make_call: MakeCall) -> None:
         cut = b'end of a long line"}\n' + printed("Done.", None)
         assert self.verdict(harness, 0, cut, make_call()) == ("finished", True)
+
+
+def test_opencode_goes_on_after_an_error(make_call: MakeCall) -> None:
+    """It exits 1 all the same."""
+    text = [{"type": "text", "part": {"type": "text", "text": "Done."}}, {"type": "step_finish"}]
+    error = {"type": "error", "error": {"name": "ContextOverflowError", "data": {"message": "maximum context length"}}}
+    went_on = lines({"type": "step_start"}, error, {"type": "step_start"}, *text)
+    ending = OpencodeHarness().ending(Exit(code=1, stdout=went_on), [make_call()])
+    assert (ending.kind, ending.by_policy) == ("finished", True)
+    ended = lines({"type": "step_start"}, *text, error)
+    assert OpencodeHarness().ending(Exit(code=1, stdout=ended), [make_call()]).kind == "limit"
+    killed = OpencodeHarness().ending(Exit(code=1, timed_out=True, stdout=went_on), [make_call()])
+    assert (killed.kind, killed.by_policy) == ("limit", False)
+
+
+def test_an_earlier_word_of_opencode_is_not_its_last(make_call: MakeCall) -> None:
+    said = {"type": "text", "part": {"type": "text", "text": "I copy it."}}
+    silent = lines({"type": "step_start"}, said, {"type": "step_finish"}, {"type": "step_start"})
+    assert OpencodeHarness().ending(Exit(code=0, stdout=silent), [make_call(text="")]).kind == "gave_up"

@@ -93,13 +93,23 @@ class OpencodeHarness:
         return msgspec.json.format(msgspec.json.encode(config)).decode() + "\n"
 
     def ending(self, exit: Exit, calls: Sequence[ModelCall]) -> Ending:
-        """Its events carry the model's texts and the error, if any, that ended the run."""
-        words, error = "", None
+        """Its events carry the model's texts and the error, if any, that ended the run.
+
+        A step that begins leaves both behind: after an error of a full context it compacts and goes on (but exits 1
+        in the end), and an answer without a word has no text of its own.
+        """
+        words, error, recovered = "", None, False
         for event in events_of(exit.stdout):
-            if event.get("type") == "text":
+            if event.get("type") == "step_start":
+                recovered = recovered or error is not None
+                words, error = "", None
+            elif event.get("type") == "text":
                 words = text_at(event, "part", "text")
             elif event.get("type") == "error":
                 error = msgspec.json.encode(event.get("error")).decode()
+        if recovered and error is None and exit.code == 1:
+            ending = ending_of(msgspec.structs.replace(exit, code=0), calls, words=words)
+            return msgspec.structs.replace(ending, evidence=f"exit 1 after an error overcome, else {ending.evidence}")
         return ending_of(exit, calls, words=words, error=error, failed=error is not None)
 
     def report(self) -> Mapping[str, JsonValue]:
