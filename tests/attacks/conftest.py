@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from openforgerl.sandboxes import ProcessSandbox, ProcessSandboxes, SandboxOptions
+from openforgerl.sandboxes import LiveSandbox, ProcessSandboxes, SandboxOptions
 from openforgerl.sandboxes.guards import Guards
 from openforgerl.types import Exit, SandboxLimits, SandboxSpec
 
@@ -22,7 +22,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 class Cell:
     """One sandbox with the attack programs in /tmp/programs."""
 
-    def __init__(self, sandbox: ProcessSandbox) -> None:
+    def __init__(self, sandbox: LiveSandbox) -> None:
         self.sandbox = sandbox
 
     async def attack(self, program: str, *words: object, timeout: float = 20.0) -> Exit:

@@ -282,11 +282,11 @@ async def test_kill_agent_believes_the_host_not_init(backend, spec):
     """The planted fault: a process in the namespace that init does not see."""
     async with backend.create(spec, "a") as sandbox:
         namespace = sandbox.report["namespaces"]["pid"]
-        sandbox._launched.namespaces["pid"] = os.stat("/proc/self/ns/pid").st_ino  # as if we were inside
+        sandbox._vessel._launched.namespaces["pid"] = os.stat("/proc/self/ns/pid").st_ino  # as if we were inside
         with pytest.raises(StageError, match="the host sees pids") as caught:
             await sandbox.kill_agent()
         assert caught.value.stage is Stage.KILL
-        sandbox._launched.namespaces["pid"] = namespace
+        sandbox._vessel._launched.namespaces["pid"] = namespace
         await sandbox.kill_agent()
 
 

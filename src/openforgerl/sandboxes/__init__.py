@@ -2,6 +2,7 @@
 
 from openforgerl.sandboxes.options import SandboxOptions
 from openforgerl.sandboxes.probe import Check, probe
-from openforgerl.sandboxes.process import ProcessSandbox, ProcessSandboxes
+from openforgerl.sandboxes.process import ProcessSandboxes
+from openforgerl.sandboxes.sandbox import LiveSandbox
 
-__all__ = ["Check", "ProcessSandbox", "ProcessSandboxes", "SandboxOptions", "probe"]
+__all__ = ["Check", "LiveSandbox", "ProcessSandboxes", "SandboxOptions", "probe"]

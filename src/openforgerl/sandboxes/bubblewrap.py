@@ -5,39 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from openforgerl.errors import InputError
 from openforgerl.sandboxes.guards import Guards
+from openforgerl.sandboxes.spec import AGENT_UID, HOSTNAME, INIT_HOME, SYSTEM_DIRECTORIES, writable_directories
 from openforgerl.types import SandboxSpec
 
-AGENT_UID = 1000
-"""Uid and gid of everything inside."""
-AGENT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-HOSTNAME = "sandbox"
-INIT_PACKAGE = "/.openforgerl/inside"
+INIT_PACKAGE = INIT_HOME + "/inside"
 
-_SYSTEM_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _SYSTEM_FILES = (
     "alternatives bash.bashrc debian_version fonts inputrc java ld.so.cache ld.so.conf ld.so.conf.d localtime magic "
     "mime.types os-release pki profile profile.d protocols services shells ssl terminfo"
 )
 """Names in /etc that programs need and that say nothing about the host; the rest of /etc is not there."""
-
-_FIXED_FILES = {
-    "/etc/passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\n"
-    f"agent:x:{AGENT_UID}:{AGENT_UID}:agent:{{home}}:/bin/bash\n"
-    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-    "/etc/group": f"root:x:0:\nagent:x:{AGENT_UID}:\nnogroup:x:65534:\n",
-    # no ::1, where the endpoint does not listen
-    "/etc/hosts": f"127.0.0.1\tlocalhost {HOSTNAME}\n",
-    "/etc/hostname": f"{HOSTNAME}\n",
-    "/etc/resolv.conf": "",
-    "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-}
-_RESERVED = ("/usr", "/etc", "/proc", "/dev", "/sys", "/.openforgerl", "/host")
 
 
 def find_bwrap(given: str | None) -> Path:
@@ -70,50 +53,10 @@ def system_python() -> Path:
     raise InputError("no /usr/bin/python3 or /usr/local/bin/python3: install the system's Python 3 (3.9 or later)")
 
 
-def check_spec(spec: SandboxSpec) -> None:
-    """Refuse paths that would cover the system or each other. Raises InputError naming the field."""
-    for field, path in _paths(spec):
-        pure = PurePosixPath(path)
-        clean = str(pure) == path and pure.is_absolute() and ".." not in pure.parts and path != "/"
-        system = [*_RESERVED, *("/" + name for name in _SYSTEM_DIRECTORIES)]
-        if not clean or any(path == top or path.startswith(top + "/") for top in system):
-            raise InputError(f"sandbox {field}: {path!r} must be a plain absolute path outside {', '.join(system)}")
-    for layer in spec.layers:
-        source = Path(layer.source)
-        if not source.is_absolute() or not source.is_dir():
-            raise InputError(f"sandbox layer: {layer.source} is not an absolute path of a directory")
-    writable = writable_directories(spec)
-    for target, source in spec.files.items():
-        if not any(target.startswith(top + "/") or target == top for top in writable):
-            raise InputError(f"sandbox files: {target} is in no writable directory ({', '.join(writable)})")
-        if not Path(source).exists():
-            raise InputError(f"sandbox files: {source} does not exist")
-    if not 1024 <= spec.endpoint_port <= 65535:
-        raise InputError(f"sandbox endpoint_port: {spec.endpoint_port} must be between 1024 and 65535")
-
-
-def _paths(spec: SandboxSpec) -> Iterator[tuple[str, str]]:
-    yield "workdir", spec.workdir
-    yield "home", spec.home
-    yield from (("scratch", path) for path in spec.scratch)
-    yield from (("layer target", layer.target) for layer in spec.layers)
-    yield from (("files", path) for path in spec.files)
-
-
-def writable_directories(spec: SandboxSpec) -> list[str]:
-    """Every tmpfs the agent may write, outer before inner."""
-    return sorted({"/tmp", spec.home, spec.workdir, *spec.scratch}, key=lambda path: (path.count("/"), path))
-
-
-def fixed_files(spec: SandboxSpec) -> dict[str, bytes]:
-    """Path inside → content of the synthetic files of /etc."""
-    return {path: text.replace("{home}", spec.home).encode() for path, text in _FIXED_FILES.items()}
-
-
 def mount_arguments(spec: SandboxSpec, guards: Guards, files: dict[str, int], layers: Sequence[str]) -> list[str]:
     """The file system: `files` path inside → descriptor of its content; `layers` host directory of each layer."""
     words = ["--ro-bind", "/usr", "/usr"]
-    for name in _SYSTEM_DIRECTORIES:
+    for name in SYSTEM_DIRECTORIES:
         path = Path("/", name)
         if path.is_symlink():
             words += ["--symlink", os.readlink(path), str(path)]

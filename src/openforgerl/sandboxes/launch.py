@@ -20,12 +20,12 @@ from openforgerl.sandboxes import seccomp
 from openforgerl.sandboxes.bubblewrap import (
     INIT_PACKAGE,
     enterable,
-    fixed_files,
     mount_arguments,
     namespace_arguments,
     staged,
 )
 from openforgerl.sandboxes.guards import Guards
+from openforgerl.sandboxes.spec import fixed_files
 from openforgerl.types import Origin, SandboxSpec, Stage
 
 _FIRST_HOST_UID = 0x70000000

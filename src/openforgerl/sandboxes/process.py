@@ -12,15 +12,27 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from openforgerl.errors import InputError
+from openforgerl.errors import InputError, StageError
 from openforgerl.sandboxes import cgroups
-from openforgerl.sandboxes.bubblewrap import check_spec, find_bwrap, system_python
+from openforgerl.sandboxes.bubblewrap import find_bwrap, system_python
+from openforgerl.sandboxes.channel import Channel
 from openforgerl.sandboxes.guards import Guards
 from openforgerl.sandboxes.launch import Launched, Program, compile_init, launch
 from openforgerl.sandboxes.options import SandboxOptions
-from openforgerl.sandboxes.refs import ProcessRef, boot_id, load_all, reap, start_time, sweep
-from openforgerl.sandboxes.sandbox import ProcessSandbox
-from openforgerl.types import SandboxRef, SandboxSpec
+from openforgerl.sandboxes.refs import (
+    BACKEND,
+    ProcessRef,
+    boot_id,
+    child_with,
+    load_all,
+    members,
+    reap,
+    start_time,
+    sweep,
+)
+from openforgerl.sandboxes.sandbox import LiveSandbox
+from openforgerl.sandboxes.spec import AGENT_UID, check_spec, init_settings
+from openforgerl.types import JsonValue, Origin, SandboxLimits, SandboxRef, SandboxSpec, Stage
 
 
 class ProcessSandboxes:
@@ -38,7 +50,7 @@ class ProcessSandboxes:
         self._starting = asyncio.Lock()
 
     @asynccontextmanager
-    async def create(self, spec: SandboxSpec, attempt_id: str) -> AsyncGenerator[ProcessSandbox]:
+    async def create(self, spec: SandboxSpec, attempt_id: str) -> AsyncGenerator[LiveSandbox]:
         """A running sandbox with `spec.files` in place; closed at the end, whatever happens.
 
         Raises InputError for a spec that cannot be, StageError (infrastructure) when the machine refuses.
@@ -79,7 +91,7 @@ class ProcessSandboxes:
                 self._program = Program(bwrap=bwrap, python=python, init=init)
             return self._program
 
-    async def _start(self, program: Program, spec: SandboxSpec, attempt_id: str) -> ProcessSandbox:
+    async def _start(self, program: Program, spec: SandboxSpec, attempt_id: str) -> LiveSandbox:
         guards, token = self._guards, secrets.token_hex(6)
         group = cgroups.Group(self._hierarchy, f"openforgerl-{token}") if self._hierarchy else None
         ref = ProcessRef(
@@ -91,6 +103,7 @@ class ProcessSandboxes:
         )
         ref.save(self._state)  # before anything exists, so that nothing can exist unrecorded
         launched: Launched | None = None
+        channel: Channel | None = None
         try:
             watched = guards.memory_limit and (group is None or group.memory is None)
             launched = await launch(
@@ -101,9 +114,16 @@ class ProcessSandboxes:
             ref.save(self._state)
             if group is not None:
                 group.make(spec.limits, memory=guards.memory_limit, processes=guards.process_limit)
-            sandbox = ProcessSandbox(spec, ref, launched, group, self._options, guards, self._state)
-            await sandbox.begin(watched)
+            vessel = ProcessVessel(ref, launched, group, self._state, self._options.kill_timeout)
+            channel = await Channel.over(launched.control)
+            sandbox = LiveSandbox(spec, vessel, channel, self._options, guards, listener=launched.listener)
+            answer = await sandbox.begin(init_settings(spec, guards, watched=watched))
+            # bubblewrap tells of every namespace but this one
+            launched.namespaces["user"] = answer["namespaces"]["user"]
+            sandbox.describe(_described(launched, spec.limits, group, watched, guards))
         except BaseException:
+            if channel is not None:
+                await channel.close()
             if launched is not None:
                 launched.control.close()
                 launched.listener.close()
@@ -113,3 +133,101 @@ class ProcessSandboxes:
             reap(ref, self._state, seconds=self._options.kill_timeout)
             raise
         return sandbox
+
+
+class ProcessVessel:
+    """`sandbox.Vessel` of one bubblewrap."""
+
+    def __init__(self, ref: ProcessRef, launched: Launched, group: cgroups.Group | None, state: Path, seconds: float):
+        self._ref = ref
+        self._launched = launched
+        self._group = group
+        self._state = state
+        self._seconds = seconds
+
+    @property
+    def ref(self) -> SandboxRef:
+        return self._ref.public()
+
+    @property
+    def gated(self) -> bool:
+        return self._group is not None
+
+    def admit(self, pid: int) -> None:
+        """Put a program that init has forked, and that waits, into the group. Init itself stays outside.
+
+        Were it inside, an agent of many small processes could have the kernel choose init when memory runs out.
+        """
+        if self._group is not None:
+            with contextlib.suppress(ProcessLookupError):  # killed while it waited
+                self._group.add(child_with(self._launched.init_pid, pid))
+
+    def oom_kills(self) -> int:
+        return self._group.oom_kills() if self._group is not None else 0
+
+    def survivors(self) -> str:
+        seen = members(self._launched.namespaces["pid"])
+        expected = self._launched.init_pid
+        return "" if seen == [expected] else f"the host sees pids {seen}, expected only {expected}"
+
+    async def obituary(self) -> StageError:
+        process = self._launched.process
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await process.wait()
+        return StageError(
+            Stage.SANDBOX,
+            "sandbox_died",
+            f"the sandbox's init ended by itself (bubblewrap's exit status {process.returncode})",
+            origin=Origin.INFRASTRUCTURE,
+            retryable=True,
+        )
+
+    async def destroy(self) -> None:
+        process = self._launched.process
+        try:
+            async with asyncio.timeout(2.0):
+                await process.wait()
+        except TimeoutError:
+            process.kill()  # --die-with-parent takes init along
+            await process.wait()
+        await asyncio.to_thread(reap, self._ref, self._state, seconds=self._seconds)
+
+
+def _described(
+    launched: Launched, limits: SandboxLimits, group: cgroups.Group | None, watched: bool, guards: Guards
+) -> dict[str, JsonValue]:
+    """The report: what is in force, read back from the kernel where it can be."""
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{launched.init_pid}/status").read_text().splitlines()
+        if ":\t" in line
+    )
+    pids = f"RLIMIT_NPROC {limits.processes}" if guards.process_limit else "none"
+    if group is not None and group.processes is not None and guards.process_limit:
+        pids += f", cgroup v{group.version} {limits.processes}"
+    if not guards.memory_limit:
+        memory = "none"
+    elif watched or group is None:
+        memory = f"RLIMIT_DATA {limits.memory_mb} MB per process, watchdog {limits.memory_mb} MB resident together"
+    else:
+        memory = f"cgroup v{group.version} {limits.memory_mb} MB, tmpfs included"
+    cpu = f"RLIMIT_CPU {limits.cpu_seconds} s per process" if limits.cpu_seconds is not None else "none"
+    report: dict[str, JsonValue] = {
+        "backend": BACKEND,
+        "namespaces": dict(launched.namespaces),
+        "uid": {"inside": AGENT_UID, "host": launched.host_uid},
+        "capabilities": status["CapEff"],
+        "no_new_privileges": status["NoNewPrivs"] == "1",
+        "system_call_filter": status["Seccomp"] == "2",
+        "limits": {
+            "memory": memory,
+            "processes": pids,
+            "disk": f"tmpfs {limits.disk_mb} MB each" if guards.disk_limit else "none",
+            "open_files": f"RLIMIT_NOFILE {limits.open_files}",
+            "cpu": cpu,
+        },
+    }
+    if guards.off():
+        report["guards_off"] = list(guards.off())
+    return report

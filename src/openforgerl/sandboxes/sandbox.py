@@ -1,4 +1,7 @@
-"""One running process sandbox, as `protocols.Sandbox` wants it."""
+"""One running sandbox, as `protocols.Sandbox` wants it: the same for every backend that has our init inside.
+
+Backends differ in how init is started and in what the host can see and do around it; that is a `Vessel`.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +10,75 @@ import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from openforgerl.errors import InputError, StageError
-from openforgerl.sandboxes.bubblewrap import AGENT_PATH, AGENT_UID, writable_directories
-from openforgerl.sandboxes.cgroups import Group
 from openforgerl.sandboxes.channel import MOST_STDIN, Channel, Gone
 from openforgerl.sandboxes.forward import Forwarder
 from openforgerl.sandboxes.guards import Guards
-from openforgerl.sandboxes.launch import Launched
 from openforgerl.sandboxes.options import SandboxOptions
-from openforgerl.sandboxes.refs import BACKEND, ProcessRef, child_with, members, reap
+from openforgerl.sandboxes.spec import AGENT_PATH
 from openforgerl.sandboxes.transfer import Tree, pieces, walk
-from openforgerl.types import Exit, JsonValue, Origin, SandboxLimits, SandboxRef, SandboxSpec, Stage
+from openforgerl.types import Exit, JsonValue, Origin, SandboxRef, SandboxSpec, Stage
 
 _ANSWER_GRACE = 15.0
 """Seconds that init may take beyond a program's own timeout before the sandbox counts as broken."""
-_INODES_PER_MB = 1024
-_WATCH_SECONDS = (0.2, 1.0)
-"""Between two looks of init's watchdog: when it bounds memory, and when only inodes."""
 
 
-class ProcessSandbox:
+class Vessel(Protocol):
+    """What one backend knows of one sandbox and does to it from outside."""
+
+    @property
+    def ref(self) -> SandboxRef:
+        """Enough to destroy or adopt it after a restart."""
+        ...
+
+    @property
+    def gated(self) -> bool:
+        """Whether a forked program waits until `admit` has put it where it is counted."""
+        ...
+
+    def admit(self, pid: int) -> None:
+        """Count the program whose pid inside is `pid`."""
+        ...
+
+    def oom_kills(self) -> int:
+        """How many processes its memory limit has killed, as the host counts; 0 where the host cannot see."""
+        ...
+
+    def survivors(self) -> str:
+        """What the host sees alive in it beyond init, in words; empty when nothing, or when it cannot look."""
+        ...
+
+    async def obituary(self) -> StageError:
+        """Why it ended, when nobody closed it. May take a few seconds to find out."""
+        ...
+
+    async def destroy(self) -> None:
+        """Leave nothing of it: no process, mount, group, object or record. Raises StageError, StoreError."""
+        ...
+
+
+class LiveSandbox:
     """`protocols.Sandbox`, and beyond it `take_listener` and `write_tree`."""
 
     def __init__(
         self,
         spec: SandboxSpec,
-        ref: ProcessRef,
-        launched: Launched,
-        group: Group | None,
+        vessel: Vessel,
+        channel: Channel,
         options: SandboxOptions,
         guards: Guards,
-        state: Path,
+        *,
+        listener: socket.socket | None = None,
     ) -> None:
+        """`listener`: the endpoint's socket inside, where the backend can hand it out."""
         self._spec = spec
-        self._ref = ref
-        self._launched = launched
-        self._group = group
+        self._vessel = vessel
+        self._channel = channel
         self._options = options
         self._guards = guards
-        self._state = state
-        self._channel: Channel | None = None
-        self._listener: socket.socket | None = launched.listener
+        self._listener = listener
         self._forwarder: Forwarder | None = None
         self._closing: asyncio.Task[None] | None = None
         self._report: dict[str, JsonValue] = {}
@@ -66,7 +95,7 @@ class ProcessSandbox:
     @property
     def ref(self) -> SandboxRef:
         """Enough to destroy it after a restart."""
-        return self._ref.public()
+        return self._vessel.ref
 
     @property
     def report(self) -> Mapping[str, JsonValue]:
@@ -91,12 +120,14 @@ class ProcessSandbox:
         stdin: bytes = b"",
         timeout: float,
         output_limit: int = 65536,
+        key: str = "",
     ) -> Exit:
         """Run as the agent in `spec.workdir`, with nothing in the environment but ours, the spec's and `env`.
 
         Ends with the program itself; children that it leaves behind live on. On timeout, or when this call is
         cancelled, its whole tree is killed. A program that cannot be executed exits 127 or 126, with the reason
-        on stderr. Raises InputError for bad arguments, StageError when the sandbox is gone.
+        on stderr. `key`: the name by which `claim` finds it after a restart. Raises InputError for bad arguments,
+        StageError when the sandbox is gone.
         """
         if not argv or any("\0" in word for word in [*argv, *env, *env.values()]):
             raise InputError("exec: argv must not be empty, and no word of argv or env may hold a NUL character")
@@ -109,18 +140,24 @@ class ProcessSandbox:
             "cwd": self._spec.workdir,
             "timeout": timeout,
             "output_limit": output_limit,
-            "gate": self._group is not None,
+            "gate": self._vessel.gated,
+            "key": key,
         }
-        answer, output = await self._call("exec", header, stdin, timeout=timeout + _ANSWER_GRACE, started=self._admit)
-        return Exit(
-            code=answer["code"],
-            signal=answer["signal"],
-            stdout=output[: answer["stdout"]],
-            stderr=output[answer["stdout"] :],
-            timed_out=answer["timed_out"],
-            oom=answer["oom"] or self._oom_kills() > before,
-            seconds=answer["seconds"],
+        answer, output = await self._call(
+            "exec", header, stdin, timeout=timeout + _ANSWER_GRACE, started=self._vessel.admit
         )
+        return _exit(answer, output, oom=self._oom_kills() > before)
+
+    async def claim(self, key: str) -> Exit:
+        """How a program ended that whoever had this sandbox before us started with `key`; waits for it.
+
+        Raises InputError when there is none, StageError when the sandbox is gone.
+        """
+        try:
+            answer, output = await self._live().claim(key)
+        except Gone as error:
+            raise await self._vessel.obituary() from error
+        return _exit(answer, output, oom=False)
 
     async def read(self, path: str, *, limit: int) -> bytes:
         """A regular file's bytes. Raises FileNotFoundError; InputError for a link, another kind, or too large."""
@@ -153,14 +190,12 @@ class ProcessSandbox:
         answer, _ = await self._call("kill", header, timeout=timeout + _ANSWER_GRACE)
         if not self._guards.complete_kill:
             return
-        survivors = answer["survivors"]
-        seen = members(self._launched.namespaces["pid"])
-        if survivors or seen != [self._launched.init_pid]:
+        survivors, seen = answer["survivors"], self._vessel.survivors()
+        if survivors or seen:
             raise StageError(
                 Stage.KILL,
                 "survivors",
-                f"after SIGKILL to all, these processes live: {survivors}; the host sees pids {seen}, "
-                f"expected only {self._launched.init_pid}",
+                f"after SIGKILL to all, these processes live: {survivors}; {seen or 'the host sees none'}",
                 origin=Origin.INFRASTRUCTURE,
                 retryable=True,
             )
@@ -178,11 +213,14 @@ class ProcessSandbox:
         try:
             async with contextlib.aclosing(self._live().stream("export", header)) as frames:
                 async for frame, data in frames:
+                    if frame.get("restart"):
+                        tree.restart()
+                        continue
                     tree.take(frame, data)
                     if frame.get("done"):
                         self._report["export_skipped"] = frame["skipped"]
         except Gone as error:
-            raise await self._died() from error
+            raise await self._vessel.obituary() from error
         finally:
             tree.end()
 
@@ -197,29 +235,14 @@ class ProcessSandbox:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
-    async def begin(self, watched: bool) -> None:
-        """Hand init its limits and fill the report. Called once, by the backend."""
-        self._channel = await Channel.over(self._launched.control)
-        limits, guards = self._spec.limits, self._guards
-        rlimits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": limits.open_files}
-        if guards.process_limit:
-            rlimits["RLIMIT_NPROC"] = limits.processes + 1  # init counts
-        if limits.cpu_seconds is not None:
-            rlimits["RLIMIT_CPU"] = limits.cpu_seconds
-        if watched:
-            rlimits["RLIMIT_DATA"] = limits.memory_mb << 20
-        header: dict[str, JsonValue] = {
-            "rlimits": dict(rlimits),
-            "plain_files": guards.plain_files,
-            "writable": [*writable_directories(self._spec), "/dev/shm"],
-            "most_inodes": limits.disk_mb * _INODES_PER_MB if guards.disk_limit else 0,
-            "most_memory": limits.memory_mb << 20 if watched else None,
-            "tick": _WATCH_SECONDS[0 if watched else 1],
-        }
-        answer, _ = await self._call("start", header)
-        # bubblewrap tells of every namespace but this one
-        self._launched.namespaces["user"] = answer["namespaces"]["user"]
-        self._report = _describe(self._launched, limits, self._group, watched, guards)
+    async def begin(self, settings: dict[str, JsonValue]) -> dict[str, Any]:
+        """Hand init its settings (`spec.init_settings`); its answer. Called once, by the backend."""
+        answer, _ = await self._call("start", settings)
+        return answer
+
+    def describe(self, report: dict[str, JsonValue]) -> None:
+        """Set what `report` shows. Called by the backend."""
+        self._report = report
 
     async def _call(
         self,
@@ -235,7 +258,7 @@ class ProcessSandbox:
             async with asyncio.timeout(timeout):
                 return await self._live().call(op, header, payload, started=started)
         except Gone as error:
-            raise await self._died() from error
+            raise await self._vessel.obituary() from error
         except TimeoutError as error:
             await self.close()
             raise StageError(
@@ -247,87 +270,29 @@ class ProcessSandbox:
             ) from error
 
     def _live(self) -> Channel:
-        if self._channel is None or self._closing is not None:
-            raise InputError(f"the sandbox of attempt {self._ref.attempt_id} is closed")
+        if self._closing is not None:
+            raise InputError(f"the sandbox of attempt {self.ref.attempt_id} is closed")
         return self._channel
 
-    async def _died(self) -> StageError:
-        """What to say when init is gone though nobody closed it."""
-        process = self._launched.process
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2.0):
-                await process.wait()
-        return StageError(
-            Stage.SANDBOX,
-            "sandbox_died",
-            f"the sandbox's init ended by itself (bubblewrap's exit status {process.returncode})",
-            origin=Origin.INFRASTRUCTURE,
-            retryable=True,
-        )
-
-    def _admit(self, pid: int) -> None:
-        """Put a program that init has forked, and that waits, into the group. Init itself stays outside.
-
-        Were it inside, an agent of many small processes could have the kernel choose init when memory runs out.
-        """
-        if self._group is not None:
-            with contextlib.suppress(ProcessLookupError):  # killed while it waited
-                self._group.add(child_with(self._launched.init_pid, pid))
-
     def _oom_kills(self) -> int:
-        return self._group.oom_kills() if self._group is not None and self._closing is None else 0
+        return self._vessel.oom_kills() if self._closing is None else 0
 
     async def _close(self) -> None:
         if self._listener is not None:
             self._listener.close()
         if self._forwarder is not None:
             await self._forwarder.close()
-        if self._channel is not None:
-            await self._channel.close()  # init ends at the end of the stream, the kernel kills the rest with it
-        process = self._launched.process
-        try:
-            async with asyncio.timeout(2.0):
-                await process.wait()
-        except TimeoutError:
-            process.kill()  # --die-with-parent takes init along
-            await process.wait()
-        await asyncio.to_thread(reap, self._ref, self._state, seconds=self._options.kill_timeout)
+        await self._channel.close()  # init ends at the end of the stream, the kernel kills the rest with it
+        await self._vessel.destroy()
 
 
-def _describe(
-    launched: Launched, limits: SandboxLimits, group: Group | None, watched: bool, guards: Guards
-) -> dict[str, JsonValue]:
-    """The report: what is in force, read back from the kernel where it can be."""
-    status = dict(
-        line.split(":\t", 1)
-        for line in Path(f"/proc/{launched.init_pid}/status").read_text().splitlines()
-        if ":\t" in line
+def _exit(answer: dict[str, Any], output: bytes, *, oom: bool) -> Exit:
+    return Exit(
+        code=answer["code"],
+        signal=answer["signal"],
+        stdout=output[: answer["stdout"]],
+        stderr=output[answer["stdout"] :],
+        timed_out=answer["timed_out"],
+        oom=answer["oom"] or oom,
+        seconds=answer["seconds"],
     )
-    pids = f"RLIMIT_NPROC {limits.processes}" if guards.process_limit else "none"
-    if group is not None and group.processes is not None and guards.process_limit:
-        pids += f", cgroup v{group.version} {limits.processes}"
-    if not guards.memory_limit:
-        memory = "none"
-    elif watched or group is None:
-        memory = f"RLIMIT_DATA {limits.memory_mb} MB per process, watchdog {limits.memory_mb} MB resident together"
-    else:
-        memory = f"cgroup v{group.version} {limits.memory_mb} MB, tmpfs included"
-    cpu = f"RLIMIT_CPU {limits.cpu_seconds} s per process" if limits.cpu_seconds is not None else "none"
-    report: dict[str, JsonValue] = {
-        "backend": BACKEND,
-        "namespaces": dict(launched.namespaces),
-        "uid": {"inside": AGENT_UID, "host": launched.host_uid},
-        "capabilities": status["CapEff"],
-        "no_new_privileges": status["NoNewPrivs"] == "1",
-        "system_call_filter": status["Seccomp"] == "2",
-        "limits": {
-            "memory": memory,
-            "processes": pids,
-            "disk": f"tmpfs {limits.disk_mb} MB each" if guards.disk_limit else "none",
-            "open_files": f"RLIMIT_NOFILE {limits.open_files}",
-            "cpu": cpu,
-        },
-    }
-    if guards.off():
-        report["guards_off"] = list(guards.off())
-    return report

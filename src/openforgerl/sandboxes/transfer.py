@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ class Tree:
         if any(root.iterdir()):
             raise InputError(f"export destination {root} is not empty; give a new directory")
         self._root = root
+        self._limit = limit
         self._left = limit
         self._modes = modes
         self._fd = -1
@@ -50,6 +52,13 @@ class Tree:
             view = memoryview(data)
             while view:
                 view = view[os.write(self._fd, view) :]
+
+    def restart(self) -> None:
+        """Forget what came: the connection broke, and init begins anew."""
+        self.end()
+        self._left = self._limit
+        for path in self._root.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def end(self) -> None:
         """Close the file under way, if any."""
