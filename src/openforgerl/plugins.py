@@ -65,6 +65,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
             "show": "show",
             "export": "export",
             "audit": "audit",
+            "replay": "replay",
             "doctor": "doctor",
             "testing": "testing",
         }.items()

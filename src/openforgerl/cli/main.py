@@ -26,6 +26,7 @@ VERBS = {
     "show": "Show a run: its attempts, or one attempt's tokens.",
     "export": "Write a run's rollouts in another tool's format, and say what that format loses.",
     "audit": "Check that a run's samples are what was sampled, and that every token is accounted for.",
+    "replay": "Run a rollout's harness again against its recorded answers, and say where its requests differ.",
     "doctor": "Say what this machine can do, and how to get what is missing.",
     "testing": "Small models and fakes for tests of your own.",
 }

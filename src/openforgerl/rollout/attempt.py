@@ -177,7 +177,8 @@ def _inside(url: str, port: int) -> str:
 
 
 async def _prepare(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) -> None:
-    work.harness = {**rooms.harness.report(), "name": rooms.harness.name, "argv": list(plan.argv)}
+    told = {"model": rooms.model, "context_length": rooms.context_length}
+    work.harness = {**rooms.harness.report(), **told, "name": rooms.harness.name, "argv": list(plan.argv)}
     for path, text in plan.files.items():
         await sandbox.write(path, text.encode())
 
