@@ -12,7 +12,7 @@ from openforgerl.errors import WireError
 from openforgerl.types import Conversation, FinishReason, Message, Reasoning, Role, Text, ToolCall
 from openforgerl.wire import Address, Answer, Head, Request
 
-from .fuzzing import Target, mostly, sent, words
+from .fuzzing import Target, mostly, words
 from .gemini_clients import GEMINI, Json, OneSession, javascript, parts_of, streamed
 
 HEAD = Head(call_id="c0", model="policy", created=1, handle="h-0_x")
@@ -49,7 +49,7 @@ WILD = st.recursive(
 
 
 def usually(good: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return mostly(good, WILD, one_in=30)
+    return mostly(good, WILD, one_in=100)
 
 
 def record(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
@@ -68,6 +68,7 @@ SIGNATURES = st.sampled_from(
         *(part["thoughtSignature"] for part in parts_of(javascript(SIGNED)) if "thoughtSignature" in part),
     ]
 )
+MODES = st.sampled_from(["AUTO", "ANY", "NONE", "VALIDATED", "auto", "MODE_UNSPECIFIED"])
 CALL = st.fixed_dictionaries({"name": usually(WORDS)}, optional={"id": usually(WORDS), "args": usually(OBJECT)})
 RESPONSE = st.fixed_dictionaries(
     {"name": usually(WORDS)},
@@ -88,11 +89,14 @@ USER_PART = st.one_of(
 )
 CONTENT = st.one_of(
     st.fixed_dictionaries(
-        {"parts": usually(st.lists(mostly(USER_PART, MODEL_PART), max_size=4))},
+        {"parts": usually(st.lists(mostly(USER_PART, MODEL_PART, one_in=60), max_size=4))},
         optional={"role": usually(st.sampled_from(["user", "function"]))},
     ),
     st.fixed_dictionaries(
-        {"parts": usually(st.lists(mostly(MODEL_PART, USER_PART), max_size=4)), "role": usually(st.just("model"))}
+        {
+            "parts": usually(st.lists(mostly(MODEL_PART, USER_PART, one_in=60), max_size=4)),
+            "role": usually(st.just("model")),
+        }
     ),
 )
 DECLARATION = st.fixed_dictionaries(
@@ -101,16 +105,18 @@ DECLARATION = st.fixed_dictionaries(
 BODY = st.fixed_dictionaries(
     {"contents": usually(st.lists(usually(CONTENT), min_size=1, max_size=4))},
     optional={
-        "systemInstruction": usually(record(parts=st.lists(mostly(TEXT, USER_PART), max_size=2), role=WORDS)),
+        "systemInstruction": usually(
+            record(parts=st.lists(mostly(TEXT, USER_PART, one_in=60), max_size=2), role=WORDS)
+        ),
         "tools": usually(st.lists(record(functionDeclarations=st.lists(usually(DECLARATION), max_size=3)), max_size=2)),
-        "toolConfig": usually(record(functionCallingConfig=record(mode=WORDS, allowedFunctionNames=st.lists(WORDS)))),
+        "toolConfig": usually(record(functionCallingConfig=record(mode=MODES, allowedFunctionNames=st.lists(WORDS)))),
         "generationConfig": usually(
             record(
                 temperature=st.floats(0, 2),
-                maxOutputTokens=st.integers(-1, 9),
+                maxOutputTokens=st.integers(1, 9),
                 stopSequences=st.lists(WORDS, max_size=2),
                 thinkingConfig=record(includeThoughts=st.booleans()),
-                candidateCount=mostly(st.just(1), st.integers(0, 2)),
+                candidateCount=st.just(1),
             )
         ),
     },
@@ -140,7 +146,7 @@ def remembering() -> OneSession:
 
 TARGET = Target(
     dialect=GEMINI,
-    bodies=sent(BODY),
+    whole=BODY,
     answered=answered,
     refused=refused,
     memory=remembering,

@@ -12,7 +12,7 @@ from openforgerl.errors import WireError
 from openforgerl.types import FinishReason, MessageDelta
 from openforgerl.wire import Answer, Head, MessageBuilder, MessagesDialect, Request
 
-from .fuzzing import Target, anything, changed, kinds, objects, of, sent, words
+from .fuzzing import Target, anything, kinds, objects, of, words
 from .messages_client import Remembered, assembled, events_of
 
 DIALECT = MessagesDialect()
@@ -20,7 +20,7 @@ DIALECT = MessagesDialect()
 sources = st.sampled_from(
     [
         {"type": "base64", "media_type": "image/png", "data": base64.b64encode(b"png").decode()},
-        {"type": "url", "url": "http://a"},
+        {"type": "base64", "media_type": "image/gif", "data": ""},
     ]
 )
 documents = st.sampled_from(
@@ -56,13 +56,13 @@ whole_bodies = st.fixed_dictionaries(
     optional={
         "model": words,
         "system": words | st.lists(text_blocks, max_size=2),
-        "tools": st.lists(tools, max_size=2),
+        "tools": st.lists(tools, min_size=1, max_size=2),
         "tool_choice": st.sampled_from([{"type": kind, "name": "a"} for kind in ("auto", "any", "tool", "none")]),
         "stream": st.booleans(),
         "max_tokens": st.integers(1, 9),
         "stop_sequences": st.lists(kinds("a", "b"), max_size=2),
         "thinking": st.sampled_from([{"type": "adaptive", "display": "omitted"}, {"type": "disabled"}]),
-        "output_config": st.sampled_from([{"effort": "low"}, {"format": None}, {"format": {"type": "json_schema"}}]),
+        "output_config": st.sampled_from([{"effort": "low"}, {"format": None}, {"task_budget": 1}]),
         "shiny": anything,
     },
 )
@@ -91,7 +91,7 @@ def refused(body: dict[str, Any], error: WireError) -> None:
 
 TARGET = Target(
     dialect=DIALECT,
-    bodies=sent(changed(whole_bodies)),
+    whole=whole_bodies,
     answered=answered,
     refused=refused,
     memory=lambda: Remembered({"a": "thought"}),

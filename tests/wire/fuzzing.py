@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,12 @@ from openforgerl.errors import WireError
 from openforgerl.wire import Address, Dialect, Memory, NoMemory, Request
 from openforgerl.wire.dialect import BODY_ALONE
 
-Bodies = st.SearchStrategy[bytes]
-
-QUICK = settings(max_examples=2_000, deadline=None, suppress_health_check=list(HealthCheck))
-"""The run of every day. A busy machine is no failure."""
-PARTS, PART = 20, 5_000
-"""The long run, in parts that each have their own seed: 100,000."""
+BATCH = 10
+"""Bodies from one draw."""
+QUICK = settings(max_examples=2_000 // BATCH, deadline=None, suppress_health_check=list(HealthCheck))
+"""The run of every day: 2,000 bodies. A busy machine is no failure."""
+PARTS, PART = 20, 5_000 // BATCH
+"""The long run, in parts that each have their own seed: 100,000 bodies."""
 
 texts = st.text(max_size=12)
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
@@ -34,12 +35,8 @@ values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dic
 objects = st.dictionaries(texts, values, max_size=3)
 words = st.sampled_from(["", "a", "h1", "é\n", "\U0001f600", "<|im_end|>", "\ud800", "x" * 1001])
 """Short texts with something odd about them; half of a surrogate pair is sent as an escape."""
-anything = st.one_of(
-    st.sampled_from(
-        [None, True, False, 0, 1, -1, 1.5, 10**30, "", "auto", "text", "none", [], {}, [[]], [None], {"type": "text"}]
-    ),
-    values,
-)
+_ODD = (None, True, False, 0, 1, -1, 1.5, 10**30, "", "auto", "text", "none", [], {}, [[]], [None], {"type": "text"})
+anything = st.one_of(st.sampled_from(_ODD), values)
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,8 @@ class Target:
     """One dialect as it is fuzzed."""
 
     dialect: Dialect
-    bodies: Bodies
+    whole: st.SearchStrategy[dict[str, Any]]
+    """Bodies as they should be, mostly."""
     answered: Callable[[Request], None]
     """Gives an answer to the request, whole and as a stream, and reads both as a client does."""
     refused: Callable[[dict[str, Any], WireError], None]
@@ -98,36 +96,62 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [place for key in keys for place in [(value, key), *places(value[key])]]
 
 
-@st.composite
-def changed(draw: st.DrawFn, whole: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
-    """A body as it should be, with up to two places gone or holding anything at all."""
-    body = copy.deepcopy(draw(whole))
-    for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
+def batches(whole: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[list[bytes]]:
+    """A body as it should be, and `BATCH - 1` bodies that were made of it.
+
+    Drawing a body costs far more than reading it; the changes come from one drawn number, so failures still shrink.
+    """
+
+    @st.composite
+    def batch(draw: st.DrawFn) -> list[bytes]:
+        body, strange = draw(whole), draw(anything)
+        chance = random.Random(draw(st.integers(0, 2**32 - 1)))
+        return [sent(body), *(_variant(body, strange, chance) for _ in range(BATCH - 1))]
+
+    return batch()
+
+
+def sent(body: Any) -> bytes:
+    """A body as clients send it: half of a surrogate pair becomes an escape."""
+    return json.dumps(body).encode()
+
+
+def _variant(body: dict[str, Any], strange: Any, chance: random.Random) -> bytes:
+    """The body with a few places changed; now and then bytes gone wrong, or other JSON."""
+    roll = chance.random()
+    if roll < 0.05:
+        return sent(strange)
+    if roll < 0.15:
+        return _garbled(sent(body), chance)
+    body = json.loads(sent(body))
+    for _ in range(chance.choice((1, 1, 1, 1, 2))):
         found = places(body)
         if not found:
             break
-        container, key = found[draw(st.integers(0, len(found) - 1))]
-        if draw(st.booleans()):
-            container[key] = copy.deepcopy(draw(anything))  # the next change may reach into it
-        else:
-            del container[key]
-    return body
+        _change(*chance.choice(found), found, strange, chance)
+    return sent(body)
 
 
-@st.composite
-def garbled(draw: st.DrawFn, bodies: Bodies) -> bytes:
-    """A body that lost its end or has a few bytes too many."""
-    body = draw(bodies)
-    at = draw(st.integers(0, len(body)))
-    return (
-        body[:at]
-        + draw(st.binary(max_size=3) | st.sampled_from([b"[" * 200, b"NaN", b'"\\ud800"']))
-        + (body[at:] if draw(st.booleans()) else b"")
-    )
+def _change(container: Any, key: Any, found: list[tuple[Any, Any]], strange: Any, chance: random.Random) -> None:
+    """Take one place away, put something else there (of this body or not), repeat it, or add a field beside it."""
+    kind = chance.randrange(5)
+    if kind == 0:
+        del container[key]
+        return
+    other, where = chance.choice(found)
+    value = copy.deepcopy((strange, chance.choice(_ODD), other[where])[chance.randrange(3)])
+    if kind == 1 and isinstance(container, list):
+        container.insert(key, copy.deepcopy(container[key]))
+    elif kind == 1:
+        container[
+            chance.choice(("type", "name", "content", "id", "shiny", where if isinstance(where, str) else ""))
+        ] = value
+    else:
+        container[key] = value
 
 
-def sent(bodies: st.SearchStrategy[Any]) -> Bodies:
-    """These bodies as bytes, three times in four; else other JSON, a body gone wrong, or no JSON at all."""
-    good = bodies.map(lambda body: json.dumps(body).encode())
-    other = anything.map(lambda value: json.dumps(value).encode()) | garbled(good) | st.binary(max_size=40)
-    return st.integers(0, 3).flatmap(lambda number: good if number else other)
+def _garbled(body: bytes, chance: random.Random) -> bytes:
+    """A body that lost its end, a piece, or has some bytes too many."""
+    start, stop = sorted((chance.randrange(len(body) + 1), chance.randrange(len(body) + 1)))
+    added = chance.choice((b"", b"\x00", b"\xff", b"NaN", b"-", b"1e999", b'"\\ud800"', b"[" * 200, b'{"a":' * 5000))
+    return body[:start] + added + (b"" if chance.random() < 0.3 else body[chance.choice((start, stop)) :])

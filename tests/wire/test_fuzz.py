@@ -17,7 +17,7 @@ from openforgerl.errors import WireError
 from openforgerl.wire import DIALECTS, Request
 
 from . import fuzz_chat, fuzz_gemini, fuzz_messages, fuzz_responses
-from .fuzzing import PART, PARTS, QUICK, Target, outcome
+from .fuzzing import PART, PARTS, QUICK, Target, batches, outcome
 
 TARGETS = {
     target.dialect.name: target
@@ -35,9 +35,10 @@ def test_any_body_is_taken_or_clearly_refused(name: str) -> None:
     target = TARGETS[name]
 
     @QUICK
-    @given(target.bodies, st.booleans())
-    def go(body: bytes, strict: bool) -> None:
-        outcome(target, body, strict=strict)
+    @given(batches(target.whole), st.booleans())
+    def go(bodies: list[bytes], strict: bool) -> None:
+        for body in bodies:
+            outcome(target, body, strict=strict)
 
     go()
 
@@ -52,9 +53,10 @@ def test_any_of_many_bodies_is_taken_or_clearly_refused(name: str, part: int, re
 
     @seed(number * PARTS + part)
     @settings(QUICK, max_examples=PART, database=None)
-    @given(target.bodies, st.booleans())
-    def go(body: bytes, strict: bool) -> None:
-        outcome(target, body, strict=strict)
+    @given(batches(target.whole), st.booleans())
+    def go(bodies: list[bytes], strict: bool) -> None:
+        for body in bodies:
+            outcome(target, body, strict=strict)
 
     go()
 
@@ -65,13 +67,13 @@ def test_the_bodies_are_neither_all_refused_nor_all_taken(name: str) -> None:
     target = TARGETS[name]
     taken: list[bool] = []
 
-    @settings(QUICK, max_examples=400, database=None)
-    @given(target.bodies)
-    def go(body: bytes) -> None:
-        taken.append(outcome(target, body, strict=False) is not None)
+    @settings(QUICK, max_examples=100, database=None)
+    @given(batches(target.whole))
+    def go(bodies: list[bytes]) -> None:
+        taken.extend(outcome(target, body, strict=False) is not None for body in bodies)
 
     go()
-    assert 0.2 < sum(taken) / len(taken) < 0.8
+    assert 0.1 < sum(taken) / len(taken) < 0.8
 
 
 class _Broken:
@@ -99,7 +101,7 @@ class _Broken:
 def test_a_fault_is_noticed(name: str, fault: str) -> None:
     target = TARGETS[name]
     broken = Target(
-        dialect=_Broken(target.dialect), bodies=target.bodies, answered=target.answered, refused=target.refused
+        dialect=_Broken(target.dialect), whole=target.whole, answered=target.answered, refused=target.refused
     )
     assert outcome(broken, b'"plain"', strict=False) is None
     with pytest.raises((KeyError, AssertionError)):
