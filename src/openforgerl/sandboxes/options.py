@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
+
 
 class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How sandboxes are made on this machine."""
@@ -22,6 +24,8 @@ class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Most files and directories of one export."""
     max_connections: int = 128
     """Most simultaneous connections that one sandbox may have to its endpoint (forwarded mode)."""
+    kubernetes: KubernetesOptions = KubernetesOptions()
+    """Settings of the backend `kubernetes`."""
 
     def __post_init__(self) -> None:
         for name in ("start_timeout", "kill_timeout", "export_entries", "max_connections"):

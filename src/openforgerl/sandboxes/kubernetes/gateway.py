@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import logging
 import socket
+import time
 from collections.abc import Callable
 
 from openforgerl.errors import ConfigError
@@ -18,6 +19,8 @@ from openforgerl.errors import ConfigError
 log = logging.getLogger(__name__)
 
 UPGRADE = "openforgerl-sandbox"
+PATH = "/v1/pods/"
+"""Before the pod's name."""
 _HEAD_LIMIT = 8192
 _HEAD_SECONDS = 10.0
 _STREAM_LIMIT = 1 << 20
@@ -35,14 +38,15 @@ def credential(key: bytes, pod: str, nonce: str) -> str:
 class Gateway:
     """Admits inits and hands each one's stream to whoever expects it."""
 
-    def __init__(self, listen: str, port: int) -> None:
+    def __init__(self, listen: str, port: int, *, settle: float = 0.0) -> None:
+        """`settle`: seconds in which a stranger may yet be found to be ours (after a restart) and is not sent away."""
         self._listen = listen
+        self._settled_at = time.monotonic() + settle
+        self._over: set[str] = set()
         self._wanted_port = port
         self._server: asyncio.Server | None = None
         self._expected: dict[str, tuple[bytes, Callable[[Stream], None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.settled = True
-        """False while a restarted orchestrator finds out which pods are its own: strangers are told to come again."""
         self.refused = 0
         """Dials with a wrong or dead credential, for the report."""
 
@@ -67,11 +71,17 @@ class Gateway:
 
     def expect(self, pod: str, token: str, arrived: Callable[[Stream], None]) -> None:
         """Admit `pod` by `token` from now on, again and again (a broken connection is dialled anew)."""
+        self._over.discard(pod)
         self._expected[pod] = (_hashed(token), arrived)
 
     def forget(self, pod: str) -> None:
         """Refuse `pod` from now on: its attempt is over, whatever still runs of it."""
         self._expected.pop(pod, None)
+        self._over.add(pod)
+
+    def settle(self) -> None:
+        """No stranger can be ours any more."""
+        self._settled_at = 0.0
 
     async def close(self) -> None:
         """Stop listening. Streams that were handed over are their takers'."""
@@ -103,7 +113,9 @@ class Gateway:
         expected = self._admitted(head)
         if expected is None:
             self.refused += 1
-            status = "403 Forbidden" if self.settled else "503 Service Unavailable"
+            pod = _pod_of(head)
+            final = pod in self._over or pod in self._expected or time.monotonic() >= self._settled_at
+            status = "403 Forbidden" if final else "503 Service Unavailable"
             writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
             writer.close()
             return
@@ -113,12 +125,17 @@ class Gateway:
         expected((reader, writer))
 
     def _admitted(self, head: dict[str, str]) -> Callable[[Stream], None] | None:
-        path = head.get(":request", "").split(" ")
-        found = self._expected.get(path[1].rpartition("/")[2]) if len(path) == 3 and path[0] == "GET" else None
+        found = self._expected.get(_pod_of(head))
         token = head.get("authorization", "").removeprefix("Bearer ")
         if found is None or head.get("upgrade", "").lower() != UPGRADE:
             return None
         return found[1] if hmac.compare_digest(found[0], _hashed(token)) else None
+
+
+def _pod_of(head: dict[str, str]) -> str:
+    """Whom a dial says it is; empty when it says nothing."""
+    words = head.get(":request", "").split(" ")
+    return words[1].removeprefix(PATH) if len(words) == 3 and words[0] == "GET" and words[1].startswith(PATH) else ""
 
 
 async def _head(reader: asyncio.StreamReader) -> dict[str, str]:

@@ -107,6 +107,10 @@ class PodLife:
         if isinstance(reading, Ended) and self.news.concerns(pod):
             self.failure, self.news.pod = reading.failure, pod
 
+    async def ended(self) -> None:
+        """Wait until it has failed."""
+        await self._failed.wait()
+
     async def remove(self, seconds: float) -> bool:
         """Close the door to its init, delete it, and see it gone; False when it is still there after `seconds`.
 

@@ -12,19 +12,17 @@ from pathlib import Path
 import msgspec
 
 from openforgerl.errors import InputError
-from openforgerl.sandboxes.bubblewrap import writable_directories
 from openforgerl.sandboxes.kubernetes import names
 from openforgerl.sandboxes.kubernetes.classification import CONTAINER
 from openforgerl.sandboxes.kubernetes.cluster import Object
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
+from openforgerl.sandboxes.spec import AGENT_UID, HOSTNAME, INIT_HOME, check_spec, writable_directories
 from openforgerl.types import Layer, SandboxSpec
 
 INIT_KEY = "init.zip"
-INIT_FOLDER = "/.openforgerl"
-_START = f"import sys; sys.path.insert(0, '{INIT_FOLDER}/{INIT_KEY}'); from inside.init import main; main()"
+_START = f"import sys; sys.path.insert(0, '{INIT_HOME}/{INIT_KEY}'); from inside.init import main; main()"
 _INIT_MB = 64
 """Memory of our init, on top of the agent's."""
-_UID = 1000
 _TEMPORARY = "/tmp"
 
 
@@ -43,7 +41,7 @@ def pod(spec: SandboxSpec, options: KubernetesOptions, boarding: Boarding, owner
     """A bare pod that runs our init. `owner` is the run's ConfigMap as the server returned it."""
     volumes, mounts, copies = _volumes(spec, options)
     volumes.append({"name": "init", "configMap": {"name": owner["metadata"]["name"], "items": [_whole(INIT_KEY)]}})
-    mounts.append({"name": "init", "mountPath": INIT_FOLDER, "readOnly": True})
+    mounts.append({"name": "init", "mountPath": INIT_HOME, "readOnly": True})
     container: Object = {
         "name": CONTAINER,
         "image": options.image,
@@ -63,15 +61,15 @@ def pod(spec: SandboxSpec, options: KubernetesOptions, boarding: Boarding, owner
         "terminationGracePeriodSeconds": options.grace,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # else every Service of the namespace is in the environment
-        "hostname": "sandbox",
+        "hostname": HOSTNAME,
         # Everything is reached by address. An agent's resolver would be a way out where no NetworkPolicy is enforced.
         "dnsPolicy": "None",
         "dnsConfig": {"nameservers": ["127.0.0.1"]},
         "securityContext": {
-            "runAsUser": _UID,
-            "runAsGroup": _UID,
+            "runAsUser": AGENT_UID,
+            "runAsGroup": AGENT_UID,
             "runAsNonRoot": True,
-            "fsGroup": _UID,
+            "fsGroup": AGENT_UID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "tolerations": _tolerations(options),
@@ -140,6 +138,8 @@ def init_bundle() -> bytes:
 
 def check(spec: SandboxSpec, options: KubernetesOptions) -> None:
     """Refuse what no pod can be made of. Raises InputError naming the field."""
+    # The directory of a layer need not be here: its image has it.
+    check_spec(msgspec.structs.replace(spec, layers=[msgspec.structs.replace(one, source="/") for one in spec.layers]))
     if not options.image:
         raise InputError("sandbox.kubernetes.image is empty: name the image of the sandboxes (docs/kubernetes.md)")
     if options.layers in ("copy", "volume"):
@@ -237,7 +237,7 @@ def _tolerations(options: KubernetesOptions) -> list[Object]:
 
 def _placement(options: KubernetesOptions) -> Object:
     given: Object = {
-        "nodeSelector": dict(options.node_selector),
+        "nodeSelector": {"kubernetes.io/arch": options.architecture, **options.node_selector},
         "priorityClassName": options.priority_class,
         "runtimeClassName": options.runtime_class,
         "imagePullSecrets": [{"name": name} for name in options.pull_secrets],

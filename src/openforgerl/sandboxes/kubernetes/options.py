@@ -44,8 +44,10 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     (Kubernetes 1.33 and containerd 2), they are in `image` already, or from the node's own disk (test clusters)."""
     layer_images: dict[str, str] = {}
     """Layer's path in the sandbox (`/opt/pi`) → image that holds it at the same path; for `copy` and `volume`."""
+    architecture: Literal["amd64", "arm64"] = "amd64"
+    """Of the nodes (label `kubernetes.io/arch`) and so of images and of our system-call filter."""
     node_selector: dict[str, str] = {}
-    """Labels that a node must have."""
+    """Further labels that a node must have."""
     tolerations: tuple[Toleration, ...] = ()
     """Beyond those for a lost node, which are always there with `lost_node_timeout`."""
     priority_class: str = ""
@@ -85,6 +87,8 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Seconds that a pod may be refused by a ResourceQuota. Waiting is all that is done about it."""
     lost_node_timeout: float = 30.0
     """Seconds that a pod's node may be out of reach until its attempt is given up (the cluster's default is 300)."""
+    reconnect_timeout: float = 120.0
+    """Seconds that a sandbox goes on by itself when its connection to us is broken, and we wait for it to come back."""
     deadline: int = 7200
     """`activeDeadlineSeconds` of a pod: the end that the cluster itself makes, whatever becomes of us."""
     grace: int = 5

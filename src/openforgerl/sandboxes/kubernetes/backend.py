@@ -1,0 +1,315 @@
+"""`protocols.Sandboxes` on a Kubernetes cluster (`docs/kubernetes.md`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from openforgerl.errors import ConfigError, InputError, StageError
+from openforgerl.sandboxes import seccomp
+from openforgerl.sandboxes.channel import Channel, Gone
+from openforgerl.sandboxes.guards import Guards
+from openforgerl.sandboxes.kubernetes import manifests, names
+from openforgerl.sandboxes.kubernetes.access import find_access
+from openforgerl.sandboxes.kubernetes.cluster import POD, Cluster, ClusterError, Object, selector
+from openforgerl.sandboxes.kubernetes.gateway import PATH, Gateway, Stream, credential
+from openforgerl.sandboxes.kubernetes.http import HttpCluster
+from openforgerl.sandboxes.kubernetes.lifecycle import Facility, PodLife
+from openforgerl.sandboxes.kubernetes.manifests import Boarding
+from openforgerl.sandboxes.kubernetes.runs import RunHold, reap_run
+from openforgerl.sandboxes.kubernetes.vessel import BACKEND, PodVessel, described
+from openforgerl.sandboxes.kubernetes.watching import PodWatch
+from openforgerl.sandboxes.options import SandboxOptions
+from openforgerl.sandboxes.sandbox import LiveSandbox
+from openforgerl.sandboxes.spec import init_settings
+from openforgerl.types import Origin, SandboxRef, SandboxSpec, Stage
+
+_KEY_FILE = "gateway.key"
+_TOKEN_ENV = "OPENFORGERL_TOKEN"
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+_SETTLE = 120.0
+
+
+class KubernetesSandboxes:
+    """A backend; an async context manager that gives its runs up at the end.
+
+    `state_dir` keeps the key of the gateway, so that a restarted process knows the pods of its predecessor. `cluster`
+    stands for the configured one in tests, and `guards` are theirs alone.
+    """
+
+    def __init__(
+        self, options: SandboxOptions, state_dir: Path, *, cluster: Cluster | None = None, guards: Guards | None = None
+    ) -> None:
+        self._all = options
+        self._options = options.kubernetes
+        self._state = state_dir
+        self._guards = guards or Guards()
+        self._given = cluster
+        self._cluster: Cluster | None = cluster
+        self._gateway: Gateway | None = None
+        self._address = ""
+        self._key = b""
+        self._runs: dict[str, tuple[RunHold, PodWatch, Facility]] = {}
+        self._opening = asyncio.Lock()
+
+    async def __aenter__(self) -> KubernetesSandboxes:
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Give every run up: what is left of its pods goes with its ConfigMap. Then close every connection."""
+        async with self._opening:
+            for hold, watch, _ in self._runs.values():
+                await watch.close()
+                with contextlib.suppress(ClusterError):  # the Lease runs out, and a reaper does the rest
+                    await hold.release()
+            self._runs.clear()
+            if self._gateway is not None:
+                await self._gateway.close()
+                self._gateway = None
+            if self._cluster is not None and self._given is None:
+                await self._cluster.close()
+                self._cluster = None
+
+    async def address(self) -> str:
+        """This process's address as pods reach it, so that the proxy can listen where they find it."""
+        await self._open()
+        return self._address
+
+    @asynccontextmanager
+    async def create(self, spec: SandboxSpec, attempt_id: str) -> AsyncGenerator[LiveSandbox]:
+        """A pod whose init has dialled in, with `spec.files` in place; deleted at the end, whatever happens.
+
+        Raises InputError for a spec that no pod can be made of, StageError with what kept the pod from running.
+        """
+        manifests.check(spec, self._options)
+        hold, _, facility = await self._run(spec.run_id)
+        name, nonce = names.pod_name(spec.run_id, attempt_id), secrets.token_hex(8)
+        boarding = Boarding(
+            attempt_id=attempt_id, nonce=nonce, arguments=self._dial(name), env={_TOKEN_ENV: self._token(name, nonce)}
+        )
+        life = PodLife(facility, name, self._token(name, nonce))
+        try:
+            stream = await life.board(manifests.pod(spec, self._options, boarding, hold.owner))
+            sandbox = await self._live(spec, attempt_id, life, stream)
+        except BaseException:
+            await asyncio.shield(life.remove(self._remove_seconds()))
+            raise
+        try:
+            for target, source in spec.files.items():
+                await sandbox.write_tree(Path(source), target)
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    @asynccontextmanager
+    async def adopt(self, ref: SandboxRef, spec: SandboxSpec) -> AsyncGenerator[LiveSandbox]:
+        """The sandbox that an earlier process of this run made; its programs are claimed by their keys.
+
+        Raises StageError when it does not live any more. At the end it is deleted like any other.
+        """
+        _, _, facility = await self._run(ref.run_id)
+        name = str(ref.detail["pod"])
+        try:
+            pod = await facility.cluster.get(POD, name)
+        except ClusterError as error:
+            raise _gone(ref, str(error)) from error
+        if pod["metadata"]["uid"] != ref.detail["uid"]:
+            raise _gone(ref, "another pod has its name by now")
+        life = PodLife(facility, name, self._token(name, str(pod["metadata"]["annotations"][names.NONCE_NOTE])))
+        try:
+            stream = await life.rejoin(pod)
+            sandbox = await self._live(spec, ref.attempt_id, life, stream)
+        except BaseException:
+            await asyncio.shield(life.remove(self._remove_seconds()))
+            raise
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    async def list(self, run_id: str) -> Sequence[SandboxRef]:
+        """Every pod of the run, whoever made it."""
+        cluster = await self._open()
+        return [_ref(cluster, pod) for pod in (await self._pods(run_id))]
+
+    async def reap(self, run_id: str) -> int:
+        """Delete every pod of the run, its ConfigMap and its Lease; how many pods there were.
+
+        Raises StoreError when some stay.
+        """
+        cluster = await self._open()
+        async with self._opening:
+            held = self._runs.pop(run_id, None)
+        if held is not None:
+            await held[1].close()
+            await held[0].release()
+        count = await reap_run(cluster, run_id, grace=self._options.grace, seconds=self._remove_seconds())
+        if self._gateway is not None:
+            self._gateway.settle()
+        return count
+
+    async def _pods(self, run_id: str) -> Sequence[Object]:
+        cluster = await self._open()
+        found = await cluster.list(POD, labels=selector(names.run_labels(run_id)))
+        return [pod for pod in found.items if pod["metadata"].get("annotations", {}).get(names.RUN_NOTE) == run_id]
+
+    async def _open(self) -> Cluster:
+        """Connect, find our own address, and listen for inits."""
+        async with self._opening:
+            options = self._options
+            if self._cluster is None:
+                access = find_access(options.kubeconfig, options.context, os.environ)
+                self._cluster = HttpCluster(access, options.namespace, at_once=options.calls_at_once)
+            if self._gateway is None:
+                self._key = await asyncio.to_thread(_kept_key, self._state / _KEY_FILE)
+                self._address = await _own_address(options.gateway_host, self._cluster.server)
+                gateway = Gateway(options.gateway_listen or self._address, options.gateway_port, settle=_SETTLE)
+                await gateway.start()
+                self._gateway = gateway
+            return self._cluster
+
+    async def _run(self, run_id: str) -> tuple[RunHold, PodWatch, Facility]:
+        """The run's own objects and its watch, made when first needed."""
+        cluster = await self._open()
+        async with self._opening:
+            found = self._runs.get(run_id)
+            if found is None:
+                assert self._gateway is not None
+                hold = RunHold(cluster, run_id, self._options.lease_seconds)
+                labels = selector(names.run_labels(run_id))
+                watch = PodWatch(cluster, labels, relist_seconds=self._options.relist_seconds)
+                try:
+                    await hold.take()
+                    await watch.start()
+                except ClusterError as error:
+                    await watch.close()
+                    raise StageError(
+                        Stage.SANDBOX,
+                        "api_unavailable" if error.passing else "api_refused",
+                        f"the run's own objects cannot be made (`openforgerl doctor --kubernetes` says why): {error}",
+                        origin=Origin.INFRASTRUCTURE,
+                        retryable=error.passing,
+                    ) from error
+                found = self._runs[run_id] = (hold, watch, Facility(cluster, watch, self._gateway, self._options))
+            return found
+
+    async def _live(self, spec: SandboxSpec, attempt_id: str, life: PodLife, stream: Stream) -> LiveSandbox:
+        """The sandbox over its init's connection. Whoever calls removes the pod when this fails."""
+        try:
+            channel = await Channel.dialled(*stream, patience=self._options.reconnect_timeout)
+        except (Gone, TimeoutError) as error:
+            stream[1].transport.abort()
+            raise await _no_hello(life) from error
+        assert life.news.pod is not None and self._cluster is not None
+        vessel = PodVessel(_ref(self._cluster, life.news.pod), life, channel, self._remove_seconds())
+        sandbox = LiveSandbox(spec, vessel, channel, self._all, self._guards)
+        machine = _MACHINES[self._options.architecture]
+        call_filter = seccomp.program(forbid_memory_files=False, machine=machine) if self._guards.seccomp else b""
+        settings = init_settings(
+            spec,
+            self._guards,
+            watched=False,
+            counted=not self._options.user_namespaces,
+            call_filter=call_filter,
+        )
+        try:
+            said = await sandbox.begin(settings)
+        except BaseException:
+            await sandbox.close()
+            raise
+        sandbox.describe(described(life, spec, self._options, said, filtered=bool(call_filter)))
+        return sandbox
+
+    def _dial(self, name: str) -> list[str]:
+        assert self._gateway is not None
+        settings = {
+            "host": self._address,
+            "port": self._gateway.port,
+            "path": PATH + name,
+            "token_env": _TOKEN_ENV,
+            "patience": self._options.reconnect_timeout,
+        }
+        return ["dial", json.dumps(settings)]
+
+    def _token(self, name: str, nonce: str) -> str:
+        return credential(self._key, name, nonce)
+
+    def _remove_seconds(self) -> float:
+        return self._options.grace + self._all.kill_timeout
+
+
+def _ref(cluster: Cluster, pod: Object) -> SandboxRef:
+    metadata = pod["metadata"]
+    notes: dict[str, str] = metadata.get("annotations") or {}
+    return SandboxRef(
+        backend=BACKEND,
+        run_id=notes.get(names.RUN_NOTE, ""),
+        attempt_id=notes.get(names.ATTEMPT_NOTE, ""),
+        detail={"namespace": cluster.namespace, "pod": metadata["name"], "uid": metadata["uid"]},
+    )
+
+
+def _kept_key(path: Path) -> bytes:
+    """The run's key, made when first asked for. Whole or not there, and for us alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.touch(mode=0o600)
+        partial.write_bytes(secrets.token_bytes(32))
+        partial.replace(path)
+    return path.read_bytes()
+
+
+async def _own_address(given: str, server: str) -> str:
+    """An IP address, because pods have no resolver. `POD_IP` comes from the downward API."""
+    loop = asyncio.get_running_loop()
+    host = given or os.environ.get("POD_IP", "")
+    if host:
+        try:
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConfigError(f"sandbox.kubernetes.gateway_host {host!r} has no address: {error.strerror}") from error
+        return str(found[0][4][0])
+    parts = urlsplit(server)
+    with contextlib.suppress(OSError):
+        found = await loop.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # of a datagram socket: chooses a route, sends nothing
+            return str(probe.getsockname()[0])
+    raise ConfigError(f"no address of ours faces {server}: set sandbox.kubernetes.gateway_host to one that pods reach")
+
+
+def _gone(ref: SandboxRef, why: str) -> StageError:
+    text = f"the sandbox of attempt {ref.attempt_id} cannot be adopted: {why}"
+    return StageError(Stage.SANDBOX, "not_adopted", text, origin=Origin.INFRASTRUCTURE, retryable=True)
+
+
+async def _no_hello(life: PodLife) -> StageError:
+    failure = await life.failed(5.0)
+    kind, said = (failure.kind, failure.message) if failure else ("no_hello", "its init dialled in and said nothing")
+    return StageError(
+        Stage.SANDBOX, kind, said, origin=Origin.INFRASTRUCTURE, retryable=True, evidence=dict(await life.evidence())
+    )
+
+
+def check_options(options: SandboxOptions) -> None:
+    """What can be known to be wrong before anything is started. Raises InputError, ConfigError."""
+    if not options.kubernetes.image:
+        raise InputError("sandbox.kubernetes.image is empty: name the image of the sandboxes (docs/kubernetes.md)")
+    find_access(options.kubernetes.kubeconfig, options.kubernetes.context, os.environ)
