@@ -96,9 +96,12 @@ class PodVessel:
 
 
 def described(
-    life: PodLife, spec: SandboxSpec, options: KubernetesOptions, said: dict[str, Any]
+    life: PodLife, spec: SandboxSpec, options: KubernetesOptions, said: dict[str, Any], *, filtered: bool
 ) -> dict[str, JsonValue]:
-    """The report. `said`: init's answer to `start`, read from the kernel inside."""
+    """The report. `said`: init's answer to `start`, read from the kernel inside.
+
+    `filtered`: init puts our system-call filter on every program (on itself it has the container's own).
+    """
     pod: Object = life.news.pod or {}
     statuses: list[Object] = pod.get("status", {}).get("containerStatuses") or []
     image = next((str(item.get("imageID") or "") for item in statuses if item["name"] == CONTAINER), "")
