@@ -147,12 +147,13 @@ class Bench:
         rooms = Rooms(
             sessions=self.sessions,
             sandboxes=self.sandboxes,
-            harness=FakeHarness(),
+            harnesses={"fake": FakeHarness()},
             verifier=self.verifier,
             spec=lambda task: SandboxSpec(run_id="run"),
             model="m",
             context_length=1024,
             options=rollout or RolloutOptions(),
+            provenance={"config": "c" * 8},
             carry=self.folder,
         )
         return Orchestrator(

@@ -16,7 +16,19 @@ from openforgerl.orchestrator.assembly import keep_tokenizer
 from openforgerl.orchestrator.runs import INTERRUPTED
 from openforgerl.rollout import OnTimeout, RolloutOptions
 from openforgerl.testing.fake_sandbox import FakeSandbox, FakeSandboxes, Program
-from openforgerl.types import Attempt, CallStatus, Exit, Failure, Origin, Sampling, SandboxSpec, Source, Stage, Verdict
+from openforgerl.types import (
+    Attempt,
+    CallStatus,
+    Exit,
+    Failure,
+    Origin,
+    Sampling,
+    SandboxSpec,
+    Source,
+    Stage,
+    Task,
+    Verdict,
+)
 
 from .bench import SECRET, Bench, FakeSessions, RewardFromIndex
 
@@ -308,3 +320,49 @@ def test_a_tokenizer_whose_copying_was_killed_is_copied_whole(tmp_path: Path, mo
         keep_tokenizer(folder, model)
     keep_tokenizer(folder, model)
     assert (folder / "tokenizer" / "tokenizer.json").read_text() == "0123456789"
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [(RolloutOptions(start_timeout=0.05), "stalled"), (RolloutOptions(attempt_timeout=0.05), "attempt_timeout")],
+)
+async def test_a_stage_that_stalls_is_a_failure_of_ours(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, options: RolloutOptions, kind: str
+) -> None:
+    async def hang(self: FakeSandbox, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(FakeSandbox, "write", hang)
+    results = await bench.run(bench.orchestrator(RunOptions(concurrency=4, refill_limit=0), options), per_task=2)
+    outcomes = [attempt.outcome for result in results for attempt in result.attempts]
+    assert {(o.stage, o.kind, o.origin) for o in outcomes if isinstance(o, Failure)} == {
+        (Stage.SETUP, kind, Origin.INFRASTRUCTURE)
+    }
+    assert len(outcomes) == 4 and bench.sandboxes.live == {}
+    assert set(bench.sessions.opened) == set(bench.sessions.sealed)
+
+
+async def test_an_attempt_says_what_made_it(bench: Bench) -> None:
+    await bench.run(bench.orchestrator())
+    for attempt in await bench.store.attempts():
+        seed = bench.sessions.seeds[attempt.attempt_id]
+        digest = {"t/a": "a" * 64, "t/b": "b" * 64}[
+            next(r.task for r in await bench.store.rollouts() if r.rollout_id == attempt.rollout_id)
+        ]
+        assert attempt.provenance == {"config": "c" * 8, "task": digest, "seed": seed}
+        assert set(attempt.timings) >= {"queue", "session", "sandbox", "setup", "run", "seal", "kill", "verify"}
+
+
+def test_a_group_never_mixes_harnesses_and_draws_follow_the_weights() -> None:
+    tasks = [Task(name=f"t/{n}", digest="d", path="/t", instruction="x") for n in range(300)]
+
+    def drawn(weights: dict[str, float], seed: int = 0) -> list[str]:
+        groups = plan_rollouts(tasks, run_id="r", purpose="train", harness=weights, per_task=4, seed=seed, step=1)
+        assert all(len({rollout.harness for rollout in group}) == 1 for group in groups)
+        return [group[0].harness for group in groups]
+
+    first = drawn({"pi": 3.0, "codex": 1.0})
+    assert first == drawn({"codex": 1.0, "pi": 3.0}) != drawn({"pi": 3.0, "codex": 1.0}, seed=1)
+    # 225 expected of 300, standard deviation 7.5: within four of them
+    assert 195 <= first.count("pi") <= 255
+    assert set(drawn({"pi": 1.0})) == {"pi"}

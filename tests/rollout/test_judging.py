@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from openforgerl.errors import StageError
 from openforgerl.rollout import OnTimeout, judge
+from openforgerl.rollout.judging import time_spent
 from openforgerl.types import CallStatus, CallTiming, Conversation, Ending, Exit, ModelCall, Origin, Prompt, ThreadRole
 
 FINISHED = Ending(kind="finished", by_policy=False, evidence="exit 0")
@@ -124,3 +126,27 @@ def test_a_wall_clock_limit_follows_the_setting(on_timeout: OnTimeout, graded: b
     with pytest.raises(StageError, match="still running after 60 s") as raised:
         judge(exit, FINISHED, [call(CallStatus.COMPLETE)], on_timeout)
     assert raised.value.origin is Origin.BUDGET
+
+
+def timed(received: float, finished: float | None) -> ModelCall:
+    return msgspec.structs.replace(call(CallStatus.COMPLETE), timing=CallTiming(received=received, finished=finished))
+
+
+@pytest.mark.parametrize(
+    ("calls", "model", "slow"),
+    [
+        ([], 0.0, "harness"),
+        ([(0.0, 2.0), (5.0, 6.0)], 3.0, "tools"),
+        # calls side by side count once: [0, 4] and [1, 3] and [3, 7] are 7 seconds
+        ([(0.0, 4.0), (1.0, 3.0), (3.0, 7.0)], 7.0, "model"),
+        # one that never finished was under way until the last sign of life
+        ([(0.0, None), (2.0, 8.0)], 8.0, "model"),
+    ],
+)
+def test_a_timeout_says_who_was_slow(calls: list[tuple[float, float | None]], model: float, slow: str) -> None:
+    recorded = [timed(*one) for one in calls]
+    spent = time_spent(recorded, 10.0)
+    assert (spent.model, spent.elsewhere, spent.slow) == (model, 10.0 - model, slow)
+    with pytest.raises(StageError) as caught:
+        judge(Exit(code=None, timed_out=True, seconds=10.0), FINISHED, recorded, OnTimeout.DISCARD)
+    assert caught.value.evidence["slow"] == slow

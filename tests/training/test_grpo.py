@@ -168,6 +168,8 @@ async def test_a_run_records_every_step(tmp_path: Path, make_model: MakeModel) -
         assert (report.groups, report.groups_dropped, report.rollouts) == (2, 0, 12)
         assert report.tokens_trained + report.tokens_skipped == 36
         assert report.staleness_max == 0
+        (share,) = report.harnesses.values()  # one harness: its share is the whole
+        assert (share.rollouts, share.reward_mean, share.passed) == (12, report.reward_mean, report.passed)
         for update in report.updates:
             assert update.logprob_difference_max is not None
             assert update.logprob_difference_max < 1e-5  # sampler and learner agree

@@ -43,6 +43,9 @@ class RoomsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     limits: SandboxLimits = SandboxLimits()
     """Of each sandbox; a task may ask for less memory, not for more."""
     harness: HarnessOptions = HarnessOptions()
+    mix: dict[str, float] = {}
+    """Several harnesses instead of `harness.name`: harness → weight. Training draws one for each group by weight (a
+    group never mixes them); `run` and `eval` run every task in each. Their settings are those in `[harness]`."""
     rollout: RolloutOptions = RolloutOptions()
 
     def __post_init__(self) -> None:
@@ -50,3 +53,11 @@ class RoomsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             value: int | None = getattr(self.limits, field.name)
             if value is not None and value < 1:
                 raise ValueError(f"limits.{field.name} must be 1 or more; got {value}")
+        for name, weight in self.mix.items():
+            if not 0 < weight < float("inf"):
+                raise ValueError(f"mix.{name} must be a weight above 0; got {weight}")
+
+    @property
+    def harnesses(self) -> dict[str, float]:
+        """The harnesses of this run and their weights."""
+        return self.mix or {self.harness.name: 1.0}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from openforgerl import plugins
+from openforgerl import __version__, plugins
 from openforgerl.config import RoomsConfig, resolved_json
 from openforgerl.errors import ConfigError, InputError
 from openforgerl.harnesses.options import HarnessOptions
@@ -54,6 +55,7 @@ class RunFolder:
 
     path: Path
     run_id: str
+    config_digest: str
     store: RunStore
     calls: CallLog
     """What the proxy records to."""
@@ -82,8 +84,9 @@ async def open_run(path: Path, config: msgspec.Struct) -> AsyncGenerator[RunFold
             partial.write_bytes(resolved)
             partial.replace(config_file)
         store = RunStore(database)
-        await store.put_run(run_id, hashlib.sha256(resolved).hexdigest(), msgspec.json.decode(resolved))
-        yield RunFolder(path, run_id, store, CallStore(database))
+        digest = hashlib.sha256(resolved).hexdigest()
+        await store.put_run(run_id, digest, msgspec.json.decode(resolved))
+        yield RunFolder(path, run_id, digest, store, CallStore(database))
     finally:
         await database.close()
 
@@ -112,7 +115,8 @@ def check_rooms(config: RoomsConfig) -> None:
     plugins.load("sandbox", config.backend)
     if config.backend == "process":
         find_bwrap(config.sandbox.bwrap)
-    open_harness(config.harness).layers()
+    for harness in open_harnesses(config).values():
+        harness.layers()
 
 
 @asynccontextmanager
@@ -166,7 +170,7 @@ async def open_house(
     on_attempt: Callable[[Rollout, Attempt], None],
 ) -> AsyncGenerator[House]:
     """Serve `engine` behind the proxy and make an orchestrator for `tasks`. Leftovers of a dead process go first."""
-    harness = open_harness(config.harness)
+    harnesses = open_harnesses(config)
     sandboxes: Sandboxes = plugins.load("sandbox", config.backend)(config.sandbox, folder.path / "sandboxes")
     async with contextlib.AsyncExitStack() as stack:
         # Sandboxes reach the proxy without the host's network, which may not even have a loopback that is up.
@@ -188,12 +192,20 @@ async def open_house(
         rooms = Rooms(
             sessions=InProcessSessions(proxy),
             sandboxes=sandboxes,
-            harness=harness,
+            harnesses=harnesses,
             verifier=plugins.load("verifier", "script")(),
             spec=spec,
             model=engine.model_name,
             context_length=engine.context_length,
             options=config.rollout,
+            provenance={
+                "openforgerl": __version__,
+                "node": platform.node(),
+                "config": folder.config_digest,
+                "template": renderer.digest,
+                "engine": config.engine.kind,
+                "model": config.engine.path or engine.model_name,
+            },
             carry=carry,
         )
         orchestrator = Orchestrator(
@@ -207,6 +219,11 @@ async def open_house(
         )
         await orchestrator.reconcile(folder.run_id)
         yield House(engine, renderer, proxy, orchestrator)
+
+
+def open_harnesses(config: RoomsConfig) -> dict[str, Harness]:
+    """Every harness of the run by name, each with the settings of `[harness]`."""
+    return {name: open_harness(msgspec.structs.replace(config.harness, name=name)) for name in config.harnesses}
 
 
 def open_harness(options: HarnessOptions) -> Harness:

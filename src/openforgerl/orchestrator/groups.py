@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from openforgerl.orchestrator.planning import plan_rollouts
@@ -17,7 +17,8 @@ class OrchestratedGroups:
     orchestrator: Orchestrator
     recording: Recording
     run_id: str
-    harness: str
+    harness: str | Mapping[str, float]
+    """Its name, or several with weights: each group gets one."""
     seed: int
     purpose: str = "train"
     on_group: Callable[[GroupResult], None] = lambda group: None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -37,6 +37,8 @@ from openforgerl.types import (
     Verdict,
 )
 
+OURS = 120.0
+"""Seconds that our own work in a stage may take, on a busy machine; past them it has stalled."""
 OUTPUT_TAIL = 4000
 """Bytes of the harness's output kept in the record."""
 
@@ -47,13 +49,16 @@ class Rooms:
 
     sessions: Sessions
     sandboxes: Sandboxes
-    harness: Harness
+    harnesses: Mapping[str, Harness]
+    """By name, as rollouts name them."""
     verifier: Verifier
     spec: Callable[[Task], SandboxSpec]
     """The task's sandbox, without the harness's layers."""
     model: str
     context_length: int
     options: RolloutOptions
+    provenance: Mapping[str, JsonValue]
+    """What is the same for every attempt of the run."""
     carry: Path
     """Where an attempt's state waits between its two sandboxes. In the run folder, not in /tmp: what a killed process
     leaves there is found and removed by the next one."""
@@ -70,15 +75,20 @@ class AttemptWork:
     calls: Sequence[ModelCall] = ()
     sandbox: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     harness: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    provenance: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     timings: dict[str, float] = field(default_factory=dict[str, float])
+    at: Stage = Stage.SESSION
+    """The stage reached."""
 
-    @contextmanager
-    def stage(self, stage: Stage) -> Generator[None]:
-        """`boundary(stage)` that also adds up the seconds spent."""
-        started = time.monotonic()
+    @asynccontextmanager
+    async def stage(self, stage: Stage, limit: float | None = None) -> AsyncGenerator[None]:
+        """`boundary(stage)` that also adds up the seconds spent, and ends after `limit` of them: whatever is below
+        has limits of its own, so past this one it has stalled."""
+        started, self.at = time.monotonic(), stage
         try:
             with boundary(stage):
-                yield
+                async with _limited(stage, "stalled", limit):
+                    yield
         finally:
             self.timings[stage.value] = self.timings.get(stage.value, 0.0) + time.monotonic() - started
 
@@ -90,14 +100,17 @@ class AttemptWork:
             outcome=outcome,
             sandbox=self.sandbox,
             harness=self.harness,
+            provenance=self.provenance,
             timings={name: round(seconds, 4) for name, seconds in self.timings.items()},
         )
 
 
 async def run_attempt(work: AttemptWork, rooms: Rooms) -> Attempt:
     """Run one attempt to its outcome. A failure is data; only cancellation and exactness errors escape."""
+    work.provenance = {**rooms.provenance, "task": work.task.digest, "seed": work.sampling.seed}
     try:
-        outcome = await execute(work, rooms)
+        async with _limited(lambda: work.at, "attempt_timeout", rooms.options.attempt_timeout):
+            outcome = await execute(work, rooms)
     except StageError as error:
         outcome = error.failure()
     return work.finished(outcome)
@@ -106,24 +119,40 @@ async def run_attempt(work: AttemptWork, rooms: Rooms) -> Attempt:
 async def execute(work: AttemptWork, rooms: Rooms) -> Outcome:
     """Session, sandbox, plan, harness, seal, kill, verify; each step inside its boundary."""
     async with AsyncExitStack() as stack:
-        with work.stage(Stage.SESSION):
+        async with work.stage(Stage.SESSION, OURS):
             session = await stack.enter_async_context(_session(work, rooms))
-        with work.stage(Stage.SANDBOX):
+        async with work.stage(Stage.SANDBOX, rooms.options.start_timeout):
             sandbox = await stack.enter_async_context(_sandbox(work, rooms))
-        with work.stage(Stage.SETUP):
-            plan = rooms.harness.plan(_context(work, rooms, session))
+        async with work.stage(Stage.SETUP, rooms.options.start_timeout):
+            plan = _harness(work, rooms).plan(_context(work, rooms, session))
             await _prepare(work, rooms, sandbox, plan)
-        with work.stage(Stage.RUN):
+        async with work.stage(Stage.RUN, _timeout(work, rooms) + OURS):
             exit = await _run(work, rooms, sandbox, plan)
-        with work.stage(Stage.SEAL):
+        async with work.stage(Stage.SEAL, OURS):
             await rooms.sessions.seal(session.session_id)
             work.calls = await rooms.sessions.calls(session.session_id)
-        with work.stage(Stage.KILL):
+        async with work.stage(Stage.KILL, OURS):
             await sandbox.kill_agent()
-        with work.stage(Stage.RUN):
+        async with work.stage(Stage.RUN):
             ending = _judge(work, rooms, exit)
-        with work.stage(Stage.VERIFY):
+        async with work.stage(Stage.VERIFY, rooms.options.start_timeout + work.task.verifier_timeout + OURS):
             return await _grade(work, rooms, sandbox, ending)
+
+
+@asynccontextmanager
+async def _limited(stage: Stage | Callable[[], Stage], kind: str, limit: float | None) -> AsyncGenerator[None]:
+    """At most `limit` seconds for this block. Raises StageError, of our making, past them."""
+    timer = asyncio.timeout(limit)
+    try:
+        async with timer:
+            yield
+    except TimeoutError as error:
+        if not timer.expired():
+            raise
+        where = stage if isinstance(stage, Stage) else stage()
+        origin = Origin.VERIFIER if where is Stage.VERIFY else Origin.INFRASTRUCTURE
+        text = f"stage {where} was not over after {limit:g} s"
+        raise StageError(where, kind, text, origin=origin, retryable=True) from error
 
 
 @asynccontextmanager
@@ -149,7 +178,7 @@ async def _session(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[OpenedSess
 @asynccontextmanager
 async def _sandbox(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[Sandbox]:
     spec = rooms.spec(work.task)
-    spec = msgspec.structs.replace(spec, layers=(*spec.layers, *rooms.harness.layers()))
+    spec = msgspec.structs.replace(spec, layers=(*spec.layers, *_harness(work, rooms).layers()))
     async with rooms.sandboxes.create(spec, work.attempt.attempt_id) as sandbox:
         work.sandbox = {"ref": msgspec.to_builtins(sandbox.ref), **sandbox.report}
         yield sandbox
@@ -178,7 +207,8 @@ def _inside(url: str, port: int) -> str:
 
 async def _prepare(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) -> None:
     told = {"model": rooms.model, "context_length": rooms.context_length}
-    work.harness = {**rooms.harness.report(), **told, "name": rooms.harness.name, "argv": list(plan.argv)}
+    harness = _harness(work, rooms)
+    work.harness = {**harness.report(), **told, "name": harness.name, "argv": list(plan.argv)}
     for path, text in plan.files.items():
         await sandbox.write(path, text.encode())
 
@@ -205,7 +235,7 @@ async def _run(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) ->
 
 def _judge(work: AttemptWork, rooms: Rooms, exit: Exit) -> str:
     work.harness["user_agents"] = sorted({_user_agent(call.request_headers) for call in work.calls} - {""})
-    ending = rooms.harness.ending(exit, work.calls)
+    ending = _harness(work, rooms).ending(exit, work.calls)
     work.harness["ending"] = msgspec.to_builtins(ending)
     return judge(exit, ending, work.calls, rooms.options.on_timeout)
 
@@ -252,6 +282,10 @@ def _bytes_of(paths: Iterable[str]) -> int:
     trees = [Path(path) for path in paths]
     files = [file for tree in trees for file in ([tree] if tree.is_file() else tree.rglob("*"))]
     return sum(file.lstat().st_size for file in files if file.is_file())
+
+
+def _harness(work: AttemptWork, rooms: Rooms) -> Harness:
+    return rooms.harnesses[work.rollout.harness]
 
 
 def _timeout(work: AttemptWork, rooms: Rooms) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -46,13 +47,20 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Most sampled tokens of one call; the harness is told so."""
     export_mb: int = 64
     """Largest state carried from the agent's sandbox to the grading sandbox."""
+    start_timeout: float = 900.0
+    """Seconds until a sandbox must be there (a cluster may have to pull an image), and as many to set it up."""
+    attempt_timeout: float | None = None
+    """Seconds for the whole attempt, start and verification included. Past it the attempt is a failure of ours,
+    discarded and refilled: the time limit for the model is `agent_timeout`. None = the sum of the stages' limits."""
 
     def __post_init__(self) -> None:
         for name in ("calls", "sampled_tokens", "max_output_tokens", "export_mb"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more; got {getattr(self, name)}")
-        if self.agent_timeout is not None and not self.agent_timeout > 0:
-            raise ValueError(f"agent_timeout must be above 0 seconds; got {self.agent_timeout}")
+        for name in ("agent_timeout", "start_timeout", "attempt_timeout"):
+            seconds: float | None = getattr(self, name)
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{name} must be above 0 seconds; got {seconds}")
 
 
 def judge(exit: Exit, ending: Ending, calls: Sequence[ModelCall], on_timeout: OnTimeout) -> str:
@@ -84,13 +92,19 @@ def judge(exit: Exit, ending: Ending, calls: Sequence[ModelCall], on_timeout: On
     if exit.timed_out:
         if on_timeout in (OnTimeout.GRADE, OnTimeout.ZERO):
             return "limit:time"
+        spent = time_spent(calls, exit.seconds)
         raise StageError(
             Stage.RUN,
             "timeout",
-            f"the harness was still running after {exit.seconds:.0f} s",
+            f"the harness was still running after {exit.seconds:.0f} s ({spent.words})",
             origin=Origin.BUDGET,
             retryable=True,
-            evidence={"calls": len(calls), "stdout": _tail(exit.stdout)},
+            evidence={
+                "slow": spent.slow,
+                "seconds_in_model_calls": round(spent.model, 1),
+                "calls": len(calls),
+                "stdout": _tail(exit.stdout),
+            },
         )
     if last is not None and last.status is CallStatus.ABORTED and _error_code(last) in CUT_BY_US:
         raise StageError(
@@ -116,6 +130,43 @@ def judge(exit: Exit, ending: Ending, calls: Sequence[ModelCall], on_timeout: On
             },
         )
     return "crashed_by_policy" if ending.kind == "crashed" else ending.kind
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Where the time of an attempt went that ran out of it."""
+
+    model: float
+    """Seconds in which at least one model call was under way."""
+    elsewhere: float
+    """The other seconds: tools, and the harness itself."""
+    calls: int
+
+    @property
+    def slow(self) -> str:
+        """`model`, `tools`, or `harness` when it never called the model. A sandbox that stalls does not get here:
+        its own stage has a limit."""
+        if not self.calls:
+            return "harness"
+        return "model" if self.model > self.elsewhere else "tools"
+
+    @property
+    def words(self) -> str:
+        if not self.calls:
+            return "it never called the model"
+        return f"{self.model:.0f} s in {self.calls} model calls, {self.elsewhere:.0f} s in tools and the harness"
+
+
+def time_spent(calls: Sequence[ModelCall], seconds: float) -> TimeSpent:
+    """Divide `seconds` of wall clock by the calls' timings. A call that never finished was under way to the end."""
+    if not calls:
+        return TimeSpent(0.0, seconds, 0)
+    end = max(call.timing.finished or call.timing.received for call in calls)
+    model = reached = 0.0
+    for begun, finished in sorted((call.timing.received, call.timing.finished or end) for call in calls):
+        model += max(0.0, finished - max(begun, reached))
+        reached = max(reached, finished)
+    return TimeSpent(model, max(0.0, seconds - model), len(calls))
 
 
 def _error_code(call: ModelCall) -> str:

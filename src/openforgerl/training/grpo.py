@@ -26,12 +26,21 @@ from openforgerl.training.checkpoints import discard_after, load_checkpoint, pru
 from openforgerl.training.learner import Learner
 from openforgerl.training.objectives import ClippedPolicy, StepMetrics
 from openforgerl.training.options import GrpoOptions
+from openforgerl.training.served import ServedProbe
 from openforgerl.types import Attempt, Rollout, Sample, Source, Task, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Member = tuple[Rollout, Attempt, Sequence[Sample]]
 Group = Sequence[Member]
+
+
+class HarnessShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one harness had of a step."""
+
+    rollouts: int
+    reward_mean: float
+    passed: float
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +67,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Trainable tokens of degenerate groups: their advantage is 0."""
     staleness_max: int
     """Most versions by which a trained span's weights are older than those this step started from."""
+    harnesses: dict[str, HarnessShare] = {}
+    """By name."""
     updates: tuple[StepMetrics, ...]
     seconds_collecting: float
     seconds_learning: float
@@ -88,12 +99,15 @@ class GrpoLoop:
     stage: str = "rl"
     companions: Path | None = None
     """Model directory whose tokenizer files go into every checkpoint."""
+    probe: ServedProbe | None = None
+    """Compares the engine's weights with the learner's after every update; None = not compared."""
 
     async def run(self, on_step: Callable[[StepReport], None] | None = None) -> Path:
         """Train to `options.steps`, from wherever the store says the run stands; the last checkpoint.
 
         `on_step` is called after each recorded step and may raise to stop. Raises TrainingError when a checkpoint
-        is damaged, an update is not finite or a whole step gave no group; run again to resume.
+        is damaged, an update is not finite, the engine serves other weights or a whole step gave no group; run again to
+        resume.
         """
         self.learner.planned_steps = self.options.steps * self.options.updates_per_step
         done, checkpoint = await self._resume()
@@ -165,12 +179,14 @@ class GrpoLoop:
         return save_checkpoint(root, step, self.learner, companions=self.companions)
 
     async def _publish(self, checkpoint: Path, version: int) -> None:
-        """Make the engine sample with these weights; in-flight work waits meanwhile."""
+        """Make the engine sample with these weights, and see that it does; in-flight work waits meanwhile."""
         await self.engine.pause()
         try:
             await self.engine.load(checkpoint, version)
         finally:
             await self.engine.resume()
+        if self.probe is not None:
+            await self.probe.check(version)
 
 
 def tasks_for_step(tasks: Sequence[Task], count: int, seed: int, step: int) -> list[Task]:
@@ -275,10 +291,26 @@ def _report(
             ),
             default=0,
         ),
+        harnesses=_by_harness(groups),
         updates=tuple(updates),
         seconds_collecting=seconds[0],
         seconds_learning=seconds[1],
     )
+
+
+def _by_harness(groups: Sequence[Group]) -> dict[str, HarnessShare]:
+    verdicts: dict[str, list[Verdict]] = {}
+    for rollout, attempt, _ in (member for group in groups for member in group):
+        if isinstance(attempt.outcome, Verdict):
+            verdicts.setdefault(rollout.harness, []).append(attempt.outcome)
+    return {
+        name: HarnessShare(
+            rollouts=len(found),
+            reward_mean=statistics.fmean(verdict.reward for verdict in found),
+            passed=statistics.fmean(verdict.passed for verdict in found),
+        )
+        for name, found in sorted(verdicts.items())
+    }
 
 
 async def _finish_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

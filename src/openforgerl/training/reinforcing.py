@@ -16,6 +16,7 @@ from openforgerl.protocols import Renderer
 from openforgerl.training.grpo import GrpoLoop, StepReport
 from openforgerl.training.learner import Learner
 from openforgerl.training.options import GrpoOptions
+from openforgerl.training.served import ServedProbe
 from openforgerl.types import Attempt, Rollout, Sampling, Source, Task
 
 METRICS = "metrics.jsonl"
@@ -60,11 +61,13 @@ async def reinforce(
                 orchestrator=house.orchestrator,
                 recording=Recording(Source.POLICY, Sampling()),
                 run_id=folder.run_id,
-                harness=config.harness.name,
+                harness=config.harnesses,
                 seed=config.seed,
             )
+            learner = Learner(start, options.learner, planned_steps=options.steps)
+            limit = options.served_difference or (1e-3 if config.engine.dtype == "float32" else 0.05)
             loop = GrpoLoop(
-                learner=Learner(start, options.learner, planned_steps=options.steps),
+                learner=learner,
                 source=source,
                 engine=engine,
                 store=folder.store,
@@ -72,6 +75,7 @@ async def reinforce(
                 options=msgspec.structs.replace(options, seed=options.seed + config.seed),
                 directory=folder.path,
                 companions=start,
+                probe=ServedProbe(engine, learner, limit),
             )
 
             def on_step(report: StepReport) -> None:

@@ -86,5 +86,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The sandbox's ref and report: backend, pid, namespaces, limits in force."""
     harness: dict[str, JsonValue] = {}
     """The harness's report: argv, package digest, exit code, output tails."""
+    provenance: dict[str, JsonValue] = {}
+    """What made it: versions, node, engine, seed, and digests of task, config and chat template."""
     timings: dict[str, float] = {}
-    """Seconds per stage."""
+    """Seconds per stage, and `queue`: the wait for a place before it."""
