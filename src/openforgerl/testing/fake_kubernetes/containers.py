@@ -15,11 +15,17 @@ TAIL_BYTES, TAIL_LINES = 2048, 80
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A volume's place in a container. `source` is a file or directory of the host."""
+    """A volume's place in a container. `source` is a file or directory of the host.
+
+    `memory`: an emptyDir in memory that no other container shares: a tmpfs of the container's own, of `size` bytes
+    (0: no bound), in place of `source`. Mounted at two places it is two.
+    """
 
     path: str
     source: Path
     read_only: bool
+    memory: bool = False
+    size: int = 0
 
 
 class ContainerLog:
@@ -97,8 +103,7 @@ class Launch:
     read_only: bool
     memory: int
     """Limit in bytes; 0: none."""
-    scratch: Path
-    """A directory of this container's own on the host."""
+    hostname: str
 
     def place(self, path: str) -> Path:
         """Where on the host the container's `path` lies; it must be in a volume. Raises FileNotFoundError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,13 @@ class NodeSpec:
     taken_by: str = ""
     """Uid of the only pod that may go there (a node that will be lost)."""
 
+    @property
+    def all_labels(self) -> dict[str, str]:
+        """Its own and those that every node has."""
+        machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+        known = {"kubernetes.io/hostname": self.name, "kubernetes.io/arch": machine, "kubernetes.io/os": "linux"}
+        return {**known, **self.labels}
+
 
 @dataclass(slots=True)
 class Node:
@@ -58,7 +66,7 @@ class Node:
             if taken + admission.asked(pod, "requests", name) > admission.quantity(capacity):
                 return f"Insufficient {name}"
         wanted = pod["spec"].get("nodeSelector") or {}
-        labels = {"kubernetes.io/hostname": spec.name, **spec.labels}
+        labels = spec.all_labels
         if any(labels.get(key) != value for key, value in wanted.items()):
             return "node(s) didn't match Pod's node affinity/selector"
         return ""
@@ -86,7 +94,7 @@ class Nodes:
             "pods": str(spec.pods),
         }
         body: Object = {
-            "metadata": {"name": spec.name, "labels": {"kubernetes.io/hostname": spec.name, **spec.labels}},
+            "metadata": {"name": spec.name, "labels": spec.all_labels},
             "spec": {},
             "status": {
                 "capacity": capacity,

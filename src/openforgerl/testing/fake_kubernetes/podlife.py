@@ -282,7 +282,7 @@ class PodLife:
             gid=int(security.get("runAsGroup", uid)),
             read_only=bool(security.get("readOnlyRootFilesystem")),
             memory=int(admission.quantity((spec["resources"].get("limits") or {}).get("memory", 0))),
-            scratch=scratch,
+            hostname=self._spec.get("hostname") or self.key[1][:63],
         )
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -290,8 +290,7 @@ class PodLife:
     async def _run(self) -> None:
         """Until every container has ended, by itself or by what strikes; then the phase follows."""
         watched = [asyncio.create_task(self._watch(slot)) for slot in self._status.mains]
-        started = asyncio.get_running_loop().time()
-        others = [asyncio.create_task(one) for one in (self._play(), self._deadline(started), self._rotate())]
+        others = [asyncio.create_task(one) for one in (self._play(), self._deadline(), self._look())]
         try:
             await asyncio.gather(*watched)
         finally:
@@ -366,8 +365,8 @@ class PodLife:
             case "oom":
                 self._forced = Ended(137, oom=True)
             case "evict":
-                self._fail("Evicted", "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. ")
-                self._event("Evicted", self._status.message, warning=True)
+                self._evict("Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. ")
+                return
             case "deadline":
                 self._fail("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
             case "oom-child":
@@ -381,12 +380,17 @@ class PodLife:
                 return
         self._kill_now()
 
+    def _evict(self, why: str) -> None:
+        self._fail("Evicted", why)
+        self._event("Evicted", why, warning=True)
+        self._kill_now()
+
     def _fail(self, reason: str, message: str) -> None:
         """The kubelet gives the pod up: it says why, and kills."""
         self._forced = Ended(137)
         self._status.reason, self._status.message = reason, message
 
-    async def _deadline(self, started: float) -> None:
+    async def _deadline(self) -> None:
         seconds = self._spec.get("activeDeadlineSeconds")
         if seconds is None:
             return
@@ -401,13 +405,17 @@ class PodLife:
         await self._clock.sleep_promised(self._spec["terminationGracePeriodSeconds"])
         self._kill_now()
 
-    async def _rotate(self) -> None:
-        """The kubelet's look at the logs."""
+    async def _look(self) -> None:
+        """The kubelet's look at logs and disk, again and again."""
         while True:
-            await self._clock.sleep(self._timings.log_rotation)
+            await self._clock.sleep(self._timings.look)
             for slot in self.slots:
                 if slot.log is not None:
                     slot.log.rotate()
+            if any(slot.container is not None and slot.container.pid for slot in self._status.mains):
+                why = await asyncio.to_thread(self._volumes.overfull)
+                if why and not self._status.reason:
+                    self._evict(why)
 
     # -- stopping ---------------------------------------------------------------------------------------------------
 

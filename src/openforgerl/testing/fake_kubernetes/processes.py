@@ -49,12 +49,18 @@ def mount_words(root: Mapping[str, str], launch: Launch) -> list[str]:
     words: list[str] = []
     for path, source in sorted(root.items(), key=lambda item: item[0].count("/")):
         words += _shown(path, Path(source), parents)
-    words += ["--proc", "/proc", "--dev", "/dev"]
+    words += ["--proc", "/proc", "--dev", "/dev", "--size", str(64 << 20), "--perms", "1777", "--tmpfs", "/dev/shm"]
     for path in () if launch.read_only else _WRITABLE:
         words += ["--perms", "1777" if path.endswith("tmp") else "0755", "--tmpfs", path]
     for mount in launch.mounts:
-        words += ["--ro-bind" if mount.read_only else "--bind", str(mount.source), mount.path]
+        if mount.memory:
+            words += ["--size", str(mount.size)] if mount.size else []
+            words += ["--perms", "1777", "--tmpfs", mount.path]
+        else:
+            words += ["--ro-bind" if mount.read_only else "--bind", str(mount.source), mount.path]
     words += ["--bind", str(launch.termination_file), launch.termination_path]
+    # of the tmpfs that bubblewrap makes, only root owns anything in a real container
+    words += ["--remount-ro", "/dev"] if launch.uid != 0 else []
     return words + (["--remount-ro", "/"] if launch.read_only else [])
 
 
@@ -212,7 +218,7 @@ class ProcessRuntime:
                 str(self._bwrap),
                 *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
                 *("--uid", str(launch.uid), "--gid", str(launch.gid), "--cap-drop", "ALL"),
-                *("--hostname", launch.pod["metadata"]["name"][:63], "--die-with-parent", "--new-session"),
+                *("--hostname", launch.hostname, "--die-with-parent", "--new-session"),
                 *("--as-pid-1", "--clearenv", "--json-status-fd", str(status_write), "--block-fd", str(block_read)),
                 *mount_words(image, launch),
                 *("--chdir", launch.workdir),

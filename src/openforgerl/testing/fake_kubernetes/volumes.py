@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from openforgerl.testing.fake_kubernetes.admission import quantity
 from openforgerl.testing.fake_kubernetes.containers import Mount
 from openforgerl.testing.fake_kubernetes.kinds import CONFIG_MAPS, SECRETS, Object, Resource
 from openforgerl.testing.fake_kubernetes.objects import Objects
@@ -106,18 +108,60 @@ class Volumes:
                 if not source.exists():
                     source.mkdir(parents=True)
                     source.chmod(0o777)
-            read_only = bool(mount.get("readOnly")) or not os.access(source, os.W_OK)
-            found.append(Mount(mount["mountPath"].rstrip("/") or "/", source, read_only or self._fixed(mount["name"])))
+            volume = self._volume(mount["name"])
+            # whatever the mount says, the kubelet mounts the others read-only
+            writable = not mount.get("readOnly") and ("emptyDir" in volume or "hostPath" in volume)
+            empty: dict[str, Any] = volume.get("emptyDir") or {}
+            found.append(
+                Mount(
+                    mount["mountPath"].rstrip("/") or "/",
+                    source,
+                    not (writable and os.access(source, os.W_OK)),
+                    memory=empty.get("medium") == "Memory" and not sub and self._users(mount["name"]) == 1,
+                    size=int(quantity(empty.get("sizeLimit", 0))),
+                )
+            )
         return sorted(found, key=lambda one: one.path.count("/"))
 
-    def _fixed(self, name: str) -> bool:
-        """Whether the kubelet mounts a volume of this kind read-only whatever the mount says."""
-        volume = next(one for one in self._pod["spec"]["volumes"] if one["name"] == name)
-        return not ("emptyDir" in volume or "hostPath" in volume)
+    def _volume(self, name: str) -> dict[str, Any]:
+        return next(one for one in self._pod["spec"]["volumes"] if one["name"] == name)
 
-    def size(self, name: str) -> int:
-        """Bytes in a volume."""
-        return sum(path.lstat().st_size for path in self._places[name].rglob("*") if path.is_file())
+    def _users(self, name: str) -> int:
+        """How many containers mount a volume."""
+        spec = self._pod["spec"]
+        containers = [*(spec.get("initContainers") or []), *spec["containers"]]
+        return sum(
+            any(mount["name"] == name for mount in container.get("volumeMounts") or []) for container in containers
+        )
+
+    def overfull(self) -> str:
+        """Why the pod must be evicted for what lies in its emptyDirs on disk; empty when it need not."""
+        total = 0
+        for name, place in self._places.items():
+            empty = self._volume(name).get("emptyDir")
+            if empty is None:
+                continue
+            used = size(place)
+            limit = empty.get("sizeLimit")
+            if limit is not None and used > quantity(limit):
+                return f'Usage of EmptyDir volume "{name}" exceeds the limit "{limit}". '
+            total += used
+        limits = [
+            (one["resources"].get("limits") or {}).get("ephemeral-storage") for one in self._pod["spec"]["containers"]
+        ]
+        if limits and None not in limits and total > sum(quantity(limit) for limit in limits):
+            return f"Pod ephemeral local storage usage exceeds the total limit of containers {limits[0]}. "
+        return ""
+
+
+def size(folder: Path) -> int:
+    """Bytes in the files below a folder. What vanishes meanwhile counts nothing."""
+    total = 0
+    for top, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(top, name)).st_size
+    return total
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
