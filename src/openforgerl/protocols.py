@@ -288,6 +288,15 @@ class Sandboxes(Protocol):
         ...
 
 
+@runtime_checkable
+class NetworkedSandboxes(Protocol):
+    """A backend whose sandboxes have a network: they reach the proxy by its address."""
+
+    async def address(self) -> str:
+        """This process's address as its sandboxes reach it."""
+        ...
+
+
 class Harness(Protocol):
     """A harness is data: what to mount, what to write, what to run, what its exit means."""
 

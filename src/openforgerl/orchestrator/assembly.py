@@ -12,7 +12,7 @@ import platform
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from openforgerl.errors import ConfigError, InputError
 from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.orchestrator.options import RunOptions
 from openforgerl.orchestrator.runs import Orchestrator
-from openforgerl.protocols import Engine, Harness, Renderer, Sandboxes
+from openforgerl.protocols import Engine, Harness, NetworkedSandboxes, Renderer, Sandboxes
 from openforgerl.proxy import InProcessSessions, ProxyServer
+from openforgerl.proxy.options import ProxyOptions
 from openforgerl.proxy.sessions import CallLog
 from openforgerl.rollout import Rooms
 from openforgerl.sandboxes.bubblewrap import find_bwrap
@@ -112,7 +113,9 @@ def read_run(path: Path) -> Database:
 def check_rooms(config: RoomsConfig) -> None:
     """Everything the config names is here. A run calls this before it touches its folder: a config that cannot
     work is then not the folder's config. Raises InputError saying how to get what is missing."""
-    plugins.load("sandbox", config.backend)
+    backend: Any = plugins.load("sandbox", config.backend)
+    if config.backend == "kubernetes":
+        backend.check(config.sandbox)
     if config.backend == "process":
         find_bwrap(config.sandbox.bwrap)
     for harness in open_harnesses(config).values():
@@ -173,17 +176,23 @@ async def open_house(
     harnesses = open_harnesses(config)
     sandboxes: Sandboxes = plugins.load("sandbox", config.backend)(config.sandbox, folder.path / "sandboxes")
     async with contextlib.AsyncExitStack() as stack:
+        if isinstance(sandboxes, AbstractAsyncContextManager):
+            await stack.enter_async_context(sandboxes)
         # Sandboxes reach the proxy without the host's network, which may not even have a loopback that is up.
         socket = config.proxy.unix_socket or f"\0openforgerl-{secrets.token_hex(8)}"
         options = msgspec.structs.replace(config.proxy, unix_socket=socket)
+        address = await sandboxes.address() if isinstance(sandboxes, NetworkedSandboxes) else ""
+        if address and options.host == ProxyOptions().host:
+            options = msgspec.structs.replace(options, host=address)
         proxy = ProxyServer(engine=engine, renderer=renderer, store=folder.calls, options=options)
         await stack.enter_async_context(listening(proxy))
+        endpoint = (address, proxy.data_address[1]) if address else socket
         specs: dict[str, SandboxSpec] = {}
 
         def spec(task: Task) -> SandboxSpec:
             # A pure function of the task; reading its Dockerfile again for every attempt would be waste.
             if task.name not in specs:
-                specs[task.name] = _spec(task, folder.run_id, config, socket)
+                specs[task.name] = _spec(task, folder.run_id, config, endpoint)
             return specs[task.name]
 
         carry = folder.path / CARRY
@@ -235,12 +244,12 @@ def open_harness(options: HarnessOptions) -> Harness:
     return opened
 
 
-def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: str) -> SandboxSpec:
+def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: tuple[str, int] | str) -> SandboxSpec:
     environment = plan_environment(task)
     limits = config.limits
     if task.environment.memory_mb is not None:
         limits = msgspec.structs.replace(limits, memory_mb=min(limits.memory_mb, task.environment.memory_mb))
-    return SandboxSpec(
+    spec = SandboxSpec(
         run_id=run_id,
         workdir=environment.workdir,
         files=environment.files,
@@ -248,3 +257,6 @@ def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: str) -> Sandbo
         limits=limits,
         endpoint=endpoint,
     )
+    if isinstance(endpoint, tuple):
+        return msgspec.structs.replace(spec, endpoint_host=endpoint[0], endpoint_port=endpoint[1])
+    return spec

@@ -189,7 +189,7 @@ def _context(work: AttemptWork, rooms: Rooms, session: OpenedSession) -> Harness
     return HarnessContext(
         task=work.task,
         rollout=work.rollout,
-        base_urls={name: _inside(url, spec.endpoint_port) for name, url in session.base_urls.items()},
+        base_urls={name: _inside(url, spec) for name, url in session.base_urls.items()},
         key=session.key,
         model=rooms.model,
         context_length=rooms.context_length,
@@ -199,10 +199,11 @@ def _context(work: AttemptWork, rooms: Rooms, session: OpenedSession) -> Harness
     )
 
 
-def _inside(url: str, port: int) -> str:
-    """A base URL as the agent reaches it: the sandbox's own loopback port leads to the proxy."""
+def _inside(url: str, spec: SandboxSpec) -> str:
+    """A base URL as the agent reaches it: mostly by a port of the sandbox's own loopback that leads to the proxy."""
     parts = urlsplit(url)
-    return urlunsplit(("http", f"127.0.0.1:{port}", parts.path, parts.query, ""))
+    host = f"[{spec.endpoint_host}]" if ":" in spec.endpoint_host else spec.endpoint_host
+    return urlunsplit(("http", f"{host}:{spec.endpoint_port}", parts.path, parts.query, ""))
 
 
 async def _prepare(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) -> None:

@@ -45,7 +45,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The proxy's data port, the only thing reachable from inside: a host address, or the path of a Unix socket (one
     that begins with NUL is in the abstract namespace)."""
     endpoint_port: int = 8080
-    """Port on 127.0.0.1 inside the sandbox that leads to `endpoint`."""
+    """Port inside the sandbox that leads to `endpoint`."""
+    endpoint_host: str = "127.0.0.1"
+    """Address of that port inside: its own loopback, or the proxy's address where sandboxes have a network."""
 
 
 class SandboxRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,13 @@ class KubernetesSandboxes:
         self._runs: dict[str, tuple[RunHold, PodWatch, Facility]] = {}
         self._opening = asyncio.Lock()
 
+    @staticmethod
+    def check(options: SandboxOptions) -> None:
+        """What can be known to be wrong before anything is started. Raises InputError, ConfigError."""
+        if not options.kubernetes.image:
+            raise InputError("sandbox.kubernetes.image is empty: name the image of the sandboxes (docs/kubernetes.md)")
+        find_access(options.kubernetes.kubeconfig, options.kubernetes.context, os.environ)
+
     async def __aenter__(self) -> KubernetesSandboxes:
         await self._open()
         return self
@@ -306,10 +313,3 @@ async def _no_hello(life: PodLife) -> StageError:
     return StageError(
         Stage.SANDBOX, kind, said, origin=Origin.INFRASTRUCTURE, retryable=True, evidence=dict(await life.evidence())
     )
-
-
-def check_options(options: SandboxOptions) -> None:
-    """What can be known to be wrong before anything is started. Raises InputError, ConfigError."""
-    if not options.kubernetes.image:
-        raise InputError("sandbox.kubernetes.image is empty: name the image of the sandboxes (docs/kubernetes.md)")
-    find_access(options.kubernetes.kubeconfig, options.kubernetes.context, os.environ)
