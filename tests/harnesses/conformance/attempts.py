@@ -5,16 +5,20 @@ Only the model is scripted.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from openforgerl.engines.script import Script
 from openforgerl.engines.scripted import ScriptedEngine
+from openforgerl.errors import EngineError
 from openforgerl.harnesses import observed_user_agents
 from openforgerl.protocols import Harness
 from openforgerl.proxy import InProcessSessions, ProxyOptions, ProxyServer
@@ -40,13 +44,16 @@ from openforgerl.types import (
 )
 from openforgerl.verifiers.script import ScriptVerifier
 
-from .rows import Row
+from .line import Line
+from .rows import PICTURE, Row
 from .speech import Speech
 
 LONG = 400_000
 """Tokens of context where a row asks for none; the tiny model's tokenizer makes three of what a large one makes one."""
 PATIENCE = 540.0
 """Seconds of wall clock for a harness: a busy machine is slow, and no row is about that."""
+READING = 2.0
+"""Seconds that a client has to read what was said before the connection closes."""
 TEST_SH = """\
 cmp -s /workspace/b.txt /tests/wanted.txt && reward=1 || reward=0
 echo $reward > /logs/verifier/reward.txt
@@ -82,6 +89,10 @@ class Ran:
         return dict(sorted(Counter(role for role, _ in named).items()))
 
     @property
+    def pictures(self) -> int:
+        return max((len(call.prompt.images) for call in self.calls), default=0)
+
+    @property
     def user_agents(self) -> tuple[str, ...]:
         return observed_user_agents(self.calls)
 
@@ -94,14 +105,19 @@ class Ran:
             for call in self.calls
         ]
         harness = self.attempt.harness
-        printed = [f"{name}: {str(harness.get(name, ''))[-2500:]}" for name in ("ending", "stdout", "stderr")]
-        return "\n".join([f"{self.ended}, passed {self.passed}", *lines, str(self.totals), *printed])
+        printed = [f"{name}: {str(harness.get(name, ''))[-2500:]}" for name in ("ending", "exit", "stdout", "stderr")]
+        return "\n".join(
+            [f"{self.ended}, passed {self.passed}", str(self.attempt.outcome), *lines, str(self.totals), *printed]
+        )
 
 
-class Narrowing(ScriptedEngine):
-    """Its context is `room` tokens longer than the first prompt: whatever follows a long output does not fit."""
+class Staged(ScriptedEngine):
+    """A script on the stage that a row sets: how long the context is, and what a cut looks like from outside."""
 
     room: int | None = None
+    """The context is so many tokens longer than the first prompt: whatever follows a long output does not fit."""
+    hang_up: Callable[[], None] | None = None
+    """Closes the client's connection: a cut is that, not an error of the engine's."""
     _first: int | None = None
 
     @property
@@ -114,8 +130,15 @@ class Narrowing(ScriptedEngine):
         self._first = self._first or len(prompt.ids)
         answer = super().generate(prompt, sampling, affinity=affinity, priority=priority, deadline=deadline)
         async with aclosing(answer) as chunks:
-            async for chunk in chunks:
-                yield chunk
+            try:
+                async for chunk in chunks:
+                    yield chunk
+            except EngineError:
+                if self.hang_up is None:
+                    raise
+                await asyncio.sleep(READING)
+                self.hang_up()
+                await asyncio.Event().wait()  # until the proxy sees that its client is gone
 
 
 def task_in(folder: Path) -> Task:
@@ -125,6 +148,7 @@ def task_in(folder: Path) -> Task:
     (tests / "wanted.txt").write_text("hello\n")
     (tests / "test.sh").write_text(TEST_SH)
     (folder / "task" / "a.txt").write_text("hello\n")
+    Image.new("RGB", (96, 64), "red").save(folder / "task" / "red.png")
     return Task(
         name="copy", digest="d", path=str(folder / "task"), instruction="Copy a.txt to b.txt.", agent_timeout=PATIENCE
     )
@@ -133,9 +157,7 @@ def task_in(folder: Path) -> Task:
 async def run_row(folder: Path, renderer: ChatRenderer, harness: Harness, row: Row, say: Speech) -> Ran:
     """Carry the row out once."""
     answers: list[dict[str, Any]] = row.says(say)
-    engine = Narrowing(
-        Script.decode(json.dumps({"answers": answers})), renderer, model_name="policy", context_length=LONG
-    )
+    engine = Staged(Script.decode(json.dumps({"answers": answers})), renderer, model_name="policy", context_length=LONG)
     engine.room = row.room
     task = task_in(folder)
     rollout = Rollout(
@@ -159,26 +181,30 @@ async def run_row(folder: Path, renderer: ChatRenderer, harness: Harness, row: R
     async with (
         Database.open(folder / "run.sqlite") as database,
         ProxyServer(engine=engine, renderer=renderer, store=CallStore(database), options=options) as proxy,
+        Line(proxy.data_address) as line,
     ):
-        endpoint = proxy.data_address
+        if row.drops:
+            engine.hang_up = line.hang_up
+        files = {"/workspace/a.txt": "a.txt", **({PICTURE: "red.png"} if row.pictures else {})}
 
         def spec(task: Task) -> SandboxSpec:
             return SandboxSpec(
                 run_id="conformance",
-                files={"/workspace/a.txt": f"{task.path}/a.txt"},
-                endpoint=endpoint,
+                files={inside: f"{task.path}/{name}" for inside, name in files.items()},
+                endpoint=line.address,
                 limits=SandboxLimits(memory_mb=4096),
             )
 
         rooms = Rooms(
             sessions=InProcessSessions(proxy),
             sandboxes=ProcessSandboxes(SandboxOptions(), folder / "state"),
-            harness=harness,
+            harnesses={harness.name: harness},
             verifier=ScriptVerifier(),
             spec=spec,
             model="policy",
             context_length=row.told.get(harness.name, LONG),
             options=RolloutOptions(max_output_tokens=4000),
+            provenance={},
             carry=folder,
         )
         attempt = await run_attempt(work, rooms)

@@ -20,6 +20,8 @@ class Expected:
     masked: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
     """Reasons for which sampled tokens do not train."""
+    pictures: int = 0
+    """How many pictures the longest prompt holds."""
     fact: str = ""
     """What the harness does, where it is not what the row hopes for; part of the published matrix."""
 
@@ -32,15 +34,20 @@ def seen(ran: Ran, fact: str) -> Expected:
         threads=ran.threads,
         masked=frozenset(ran.totals.masked),
         dropped=frozenset(ran.totals.dropped),
+        pictures=ran.pictures,
         fact=fact,
     )
 
 
 LOST = Expected(dropped=frozenset({"error"}))
 """The engine broke off: its tokens were never delivered whole, and no later prompt holds them."""
+LEFT = Expected(dropped=frozenset({"aborted"}))
+"""The client was gone: the same."""
 DEFAULTS: Mapping[str, Expected] = MappingProxyType(
     {
         "cut": LOST,
+        "drop": LEFT,
+        "image": Expected(pictures=1),
         "sub-agent": Expected(threads={"main": 1, "subagent": 1}),
         "compaction": Expected(threads={"compaction": 1, "main": 1}),
         "overflow": Expected(
@@ -50,9 +57,10 @@ DEFAULTS: Mapping[str, Expected] = MappingProxyType(
 )
 
 SILENT = Expected(ended="gave_up", fact="Takes an answer without a word as the end of the run.")
+MERGED = "Keeps the broken answer, asks for the rest, then merges both into one turn: a branch starts there."
 FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
     {
-        **{(harness, "empty"): SILENT for harness in ("pi", "codex", "opencode", "openclaw")},
+        **{(harness, "empty"): SILENT for harness in ("pi", "codex", "opencode", "gemini-cli", "openclaw")},
         # First the question that began the turn, then, since the long output stayed, the turn itself.
         ("pi", "compaction"): Expected(threads={"compaction": 2, "main": 1}),
         ("pi", "length"): Expected(ended="limit", fact="Takes the cut answer as its last word; counted as a limit."),
@@ -67,9 +75,20 @@ FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
             threads={"compaction": 2, "main": 1},
             fact="Asks for a summary, which one long output leaves no room for either; then ends, counted as a limit.",
         ),
-        ("qwen-code", "cut"): Expected(
-            masked=frozenset({"error"}),
-            fact="Keeps the broken answer, asks for the rest, then merges both into one turn: a branch starts there.",
+        # It asks for a summary, goes on with that, and exits 1 all the same.
+        ("opencode", "overflow"): Expected(threads={"compaction": 1, "main": 1}),
+        # It asks behind the conversation, which does not fit either, then with a prompt of its own.
+        ("qwen-code", "overflow"): Expected(threads={"compaction": 2, "main": 1}),
+        # It asks the same again.
+        ("qwen-code", "empty"): Expected(dropped=frozenset({"retry"})),
+        ("qwen-code", "cut"): Expected(masked=frozenset({"error"}), fact=MERGED),
+        # The client went away of its own accord: what it keeps of the answer is the policy's, and trains.
+        ("qwen-code", "drop"): Expected(fact=MERGED),
+        ("gemini-cli", "drop"): Expected(
+            ended="harness failure: crash",
+            passed=None,
+            dropped=frozenset({"aborted"}),
+            fact="Ends at once with exit 1; the attempt is discarded and made again.",
         ),
         ("openclaw", "malformed"): Expected(
             ended="crashed_by_policy",

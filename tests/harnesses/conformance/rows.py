@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from .speech import Json, Speech
+from .speech import SPEECH, Json, Speech
 
 COPY = "cp a.txt b.txt"
+PICTURE = "/workspace/red.png"
 CHILD = "Copy a.txt to b.txt for me, child."
 """What a sub-agent is told: its conversation is known by these words."""
 SUMMARY = "The user wants a.txt copied to b.txt; nothing is copied yet, go on with that."
 SUMMARISER = (
     "CONTEXT CHECKPOINT COMPACTION|CRITICAL: Respond with TEXT ONLY|<conversation>|# Instructions\nThe messages above|"
     "Create a structured|Update the anchored|anchored summary|summar(y|ize) of (the|our) conversation|"
-    "context summarization"
+    "context summarization|You are the component that summarizes|<state_snapshot>"
 )
 """Words of the requests that ask for a summary."""
 AWAIT = "until test -s b.txt; do sleep 0.2; done; sleep 8"
@@ -35,6 +36,10 @@ class Row:
     """Harness → the context length that it is told, in the tiny model's tokens; others are told a long one."""
     room: int | None = None
     """Tokens that the engine's context leaves after the first prompt; None: it is never full."""
+    pictures: bool = False
+    """Whether the model is one that can see, and a picture lies beside the task's file."""
+    drops: bool = False
+    """Whether the connection closes where the script cuts an answer, instead of an error that says so."""
     only: tuple[str, ...] = ()
     """The harnesses that have what the row is about; empty = all."""
 
@@ -57,6 +62,10 @@ def malformed(say: Speech) -> list[Json]:
 
 def cut(say: Speech) -> list[Json]:
     return [{"text": "I am about to say something that nobody will hear.", "cut_after_tokens": 6}, *multi_call(say)]
+
+
+def image(say: Speech) -> list[Json]:
+    return [{"tool_calls": [say.look_at(PICTURE)]}, *multi_call(say)]
 
 
 def unknown_tool(say: Speech) -> list[Json]:
@@ -125,7 +134,15 @@ ROWS: Mapping[str, Row] = MappingProxyType(
             Row("multi-call", "three calls, one after another", multi_call),
             Row("parallel", "three tool calls in one answer", parallel),
             Row("malformed", "a tool call whose arguments are no JSON", malformed),
-            Row("cut", "a stream that breaks in the middle", cut),
+            Row("cut", "a model that fails in the middle of an answer", cut),
+            Row("drop", "a connection that closes in the middle of an answer", cut, drops=True),
+            Row(
+                "image",
+                "a picture that the agent looks at",
+                image,
+                pictures=True,
+                only=tuple(name for name, say in SPEECH.items() if say.look),
+            ),
             Row("unknown-tool", "a call of a tool that there is not", unknown_tool),
             Row("429", "429 with Retry-After, then an answer", overloaded),
             Row("500", "500, then an answer", engine_error),

@@ -25,12 +25,21 @@ class Speech:
     delegate_more: Json = field(default_factory=dict)
     waits: bool = True
     """Whether starting a sub-agent waits for its end."""
+    look: str | None = None
+    """Name of the tool that reads a picture."""
+    picture: str = "path"
+    """The argument that holds the picture's path."""
     submit: str | None = None
     """The command that ends the run, where a last word does not."""
 
     def run(self, command: str) -> Json:
         """A call that runs `command`."""
         return {"name": self.shell, "arguments": {self.command: command, **self.more}}
+
+    def look_at(self, path: str) -> Json:
+        """A call that looks at the picture at `path`."""
+        assert self.look is not None
+        return {"name": self.look, "arguments": {self.picture: path}}
 
     def broken(self) -> Json:
         """An answer whose call has arguments that are no JSON: the closing is missing."""
@@ -48,7 +57,7 @@ class Speech:
 
 
 SPEECH: dict[str, Speech] = {
-    "pi": Speech(shell="bash"),
+    "pi": Speech(shell="bash", look="read"),
     "codex": Speech(
         shell="exec_command",
         command="cmd",
@@ -56,27 +65,34 @@ SPEECH: dict[str, Speech] = {
         delegate="multi_agent_v1__spawn_agent",
         charge="message",
         waits=False,
+        look="view_image",
     ),
     "claude-code": Speech(
         shell="Bash",
         more={"description": "Run a command"},
         delegate="Agent",
         delegate_more={"description": "Copy", "subagent_type": "general-purpose", "run_in_background": False},
+        look="Read",
+        picture="file_path",
     ),
     "opencode": Speech(
         shell="bash",
         more={"description": "Run a command"},
         delegate="task",
         delegate_more={"description": "Copy", "subagent_type": "general"},
+        look="read",
+        picture="filePath",
     ),
     "qwen-code": Speech(
         shell="run_shell_command",
         more={"is_background": False},
         delegate="agent",
         delegate_more={"description": "Copy", "subagent_type": "general-purpose", "run_in_background": False},
+        look="read_file",
+        picture="file_path",
     ),
-    "gemini-cli": Speech(shell="run_shell_command"),
+    "gemini-cli": Speech(shell="run_shell_command", look="read_file", picture="file_path"),
     "mini-swe-agent": Speech(shell="bash", submit="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
-    "openclaw": Speech(shell="exec"),
+    "openclaw": Speech(shell="exec", look="read"),
 }
 """In the order of what a run costs, cheap ones first."""

@@ -49,6 +49,7 @@ def test_the_record_agrees_with_what_the_tests_expect() -> None:
                 row,
             )
             assert result["threads"] == wanted.threads, (harness, row)
+            assert result.get("pictures", 0) == wanted.pictures, (harness, row)
             assert set(result["masked"]) == wanted.masked, (harness, row)
             assert set(result["dropped"]) == wanted.dropped, (harness, row)
             lost = sum(result["masked"].values()) + sum(result["dropped"].values())
@@ -68,7 +69,7 @@ def test_a_new_result_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     assert list(record["pi"]["rows"]) == ["parallel", "cut"]  # in the order of the rows, not of the runs
     assert record["pi"]["rows"]["cut"]["result"] == "fact"
     text = path.with_suffix(".md").read_text("utf-8")
-    assert "| **cut**: a stream that breaks in the middle | fact [1] |" in text
+    assert "| **cut**: a model that fails in the middle of an answer | fact [1] |" in text
     assert "1. pi, cut: It stops. Of 82 sampled, 6 tokens dropped: error." in text
     assert "| **500**: 500, then an answer | not run |" in text
     assert "| **sub-agent**: a sub-agent does the work | - |" in text
