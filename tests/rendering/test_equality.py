@@ -248,13 +248,18 @@ def test_origins_name_the_message(model_of: Callable[[str], Any]) -> None:
         assert inside in text
 
 
+REFUSING = "{% if messages[0].role != 'user' %}{{ raise_exception('a user must come first') }}{% endif %}"
+
+
 def test_the_templates_own_refusal(model_of: Callable[[str], Any]) -> None:
-    messages = (
-        Message(role=Role.USER, parts=(Text("hi"),)),
-        Message(role=Role.SYSTEM, parts=(Text("late"),)),
+    """Not that of the last attempt: the one that names what is wrong with the conversation as it was given."""
+    model = model_of("tiny")
+    renderer = ChatRenderer(
+        model.codec, {"default": REFUSING + model.template}, special_tokens={}, stop_ids=[2], tokenizer_digest="t"
     )
-    with pytest.raises(TemplateError, match=r"^system must come first$"):
-        model_of("inst").renderer.render(Conversation(messages=messages), restored={}, clock=0.0, kwargs={})
+    conversation = Conversation(messages=(Message(role=Role.ASSISTANT, parts=(Text("hello"),)),))
+    with pytest.raises(TemplateError, match=r"^a user must come first$"):
+        renderer.render(conversation, restored={}, clock=0.0, kwargs={})
 
 
 def test_thinking_switch_passes_through(model_of: Callable[[str], Any]) -> None:

@@ -85,11 +85,13 @@ def test_what_is_wrong_in_a_file_names_the_directory(directory: Path, name: str,
 def test_stop_ids(directory: Path, model_of: Callable[[str], Any]) -> None:
     reference = model_of("tiny").reference
     eos, pad = reference.eos_token_id, reference.pad_token_id
-    assert load_renderer(directory).stop_ids == (eos,)
+    start = reference.convert_tokens_to_ids("<|im_start|>")
+    structure = sorted((start, pad))  # special tokens that no answer holds end it too, after the declared ones
+    assert load_renderer(directory).stop_ids == (eos, *structure)
     rewrite(directory / "config.json", eos_token_id=pad)
-    assert load_renderer(directory).stop_ids == (eos, pad)
+    assert load_renderer(directory).stop_ids == (eos, pad, start)
     rewrite(directory / "generation_config.json", eos_token_id=[eos, 9])
-    assert load_renderer(directory).stop_ids == (eos, 9)
+    assert load_renderer(directory).stop_ids == (eos, 9, *structure)
     for name in ("config.json", "generation_config.json"):
         (directory / name).unlink()
     (directory / "tokenizer_config.json").write_text("{}")

@@ -11,17 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openforgerl.rendering.hermes import AnswerGrammar, Style, tool_call_id
-from openforgerl.rendering.parsing import opens_thought, style_of
+from openforgerl.rendering.answers import END_THINK, THINK, Style, tool_call_id
+from openforgerl.rendering.hermes import HermesGrammar
+from openforgerl.rendering.parsing import opens_thought
 from openforgerl.types import Conversation, Message, MessageDelta, OriginSpan, Prompt, Role, Text, ToolSpec
 
 FULL = Style(thinking=True, calls=True)
 SEED = "call-7"
+THOUGHT = (THINK, END_THINK)
 Answer = tuple[str, str, list[tuple[str, str]]]
 
 
 def message_of(text: str, style: Style = FULL, *, thought_open: bool = False) -> Message:
-    grammar = AnswerGrammar(style, thought_open=thought_open, seed=SEED)
+    grammar = HermesGrammar(style, thought_open=thought_open, seed=SEED)
     grammar.write(text)
     return grammar.end()[1]
 
@@ -114,12 +116,6 @@ def test_styles() -> None:
     assert answer_of(text, Style(thinking=False, calls=False)) == ("", text, [])
 
 
-def test_templates_are_told_apart() -> None:
-    assert style_of('{{ "<tool_call>" }} {"name": } </think>') == Style(thinking=True, calls=True)
-    assert style_of("<tool_call><function=name>") == Style(thinking=False, calls=False)
-    assert style_of("{{ message.content }}") == Style(thinking=False, calls=False)
-
-
 def test_call_ids_are_alphanumeric_and_follow_the_seed() -> None:
     ids = [c.id for c in message_of(call("a", "{}") + call("a", "{}")).tool_calls]
     assert ids == [tool_call_id(SEED, 0), tool_call_id(SEED, 1)]
@@ -169,7 +165,7 @@ ANSWERS = st.lists(FRAGMENTS, max_size=12).map("".join)
 
 
 def run(pieces: list[str], *, thought_open: bool) -> tuple[Message, list[MessageDelta]]:
-    grammar = AnswerGrammar(FULL, thought_open=thought_open, seed=SEED)
+    grammar = HermesGrammar(FULL, thought_open=thought_open, seed=SEED)
     deltas = [delta for piece in pieces for delta in grammar.write(piece)]
     last, message = grammar.end()
     return message, [*deltas, *last]
@@ -211,7 +207,7 @@ def test_every_cut_gives_the_whole(text: str, thought_open: bool) -> None:
 @given(text=ANSWERS, more=ANSWERS)
 def test_deltas_are_certain(text: str, more: str) -> None:
     """What is delivered for a beginning is delivered the same whatever follows."""
-    grammar = AnswerGrammar(FULL, thought_open=False, seed=SEED)
+    grammar = HermesGrammar(FULL, thought_open=False, seed=SEED)
     early = rebuilt(list(grammar.write(text)))
     late = rebuilt(run([text + more], thought_open=False)[1])
     assert late[0].startswith(early[0])
@@ -223,7 +219,7 @@ def test_deltas_are_certain(text: str, more: str) -> None:
 
 
 def test_arguments_stream_before_their_end() -> None:
-    grammar = AnswerGrammar(FULL, thought_open=False, seed=SEED)
+    grammar = HermesGrammar(FULL, thought_open=False, seed=SEED)
     deltas = grammar.write('<tool_call>\n{"name": "bash", "arguments": {"command": "echo hello')
     assert [(d.kind, d.text) for d in deltas] == [("call", "bash"), ("arguments", '{"command": "echo hello')]
 
@@ -277,9 +273,9 @@ def test_stop_ids_are_not_shown(model_of: Callable[[str], Any]) -> None:
 
 
 def test_the_prompt_says_whether_a_thought_is_open(model_of: Callable[[str], Any]) -> None:
-    assert opens_thought("<think>\n")
-    assert not opens_thought("<think>\n\n</think>\n\n")
-    assert not opens_thought("assistant\n")
+    assert opens_thought("<think>\n", THOUGHT)
+    assert not opens_thought("<think>\n\n</think>\n\n", THOUGHT)
+    assert not opens_thought("assistant\n", THOUGHT)
     renderer = model_of("opened").renderer
     prompt = renderer.render(ASKED, restored={}, clock=0.0, kwargs={})
     for known in (prompt, Prompt(ids=prompt.ids)):
@@ -322,7 +318,7 @@ def test_arguments_keep_their_bytes(name: str, arguments: dict[str, Any], model_
 @pytest.mark.parametrize("opening", ["<tool_call>", '<tool_call>\n{"name"', '<tool_call>{"name": "a", "arguments":'])
 def test_a_block_that_never_begins_costs_what_is_new(opening: str) -> None:
     """A policy that repeats blanks inside a block must not stop the event loop; matched whole each time: minutes."""
-    grammar = AnswerGrammar(Style(thinking=True, calls=True), thought_open=False, seed="s")
+    grammar = HermesGrammar(Style(thinking=True, calls=True), thought_open=False, seed="s")
     started = time.process_time()
     grammar.write(opening)
     for _ in range(8000):
@@ -335,7 +331,7 @@ def test_a_block_that_never_begins_costs_what_is_new(opening: str) -> None:
 
 def test_blanks_inside_arguments_cost_their_length() -> None:
     """Blanks may be the end of the arguments; looking for that end from each of them took minutes."""
-    grammar = AnswerGrammar(Style(thinking=True, calls=True), thought_open=False, seed="s")
+    grammar = HermesGrammar(Style(thinking=True, calls=True), thought_open=False, seed="s")
     started = time.process_time()
     grammar.write('<tool_call>{"name": "a", "arguments": {"x": 1')
     deltas = grammar.write(" " * 200_000 + "x")

@@ -313,17 +313,39 @@ def test_another_stop_token_gives_way_to_the_templates(model_of: Callable[[str],
     assert prompt.ids[len(call.prompt.ids) + len(call.sampled_ids) - 1] == model.reference.eos_token_id
 
 
-def test_sampled_control_ids_come_back_as_ids_and_spelled_ones_as_text(model_of: Callable[[str], Any]) -> None:
+def test_a_sampled_control_token_ends_the_turn_and_a_spelled_one_is_text(model_of: Callable[[str], Any]) -> None:
+    """The structural one never enters a prompt again: the template's own closing stands in its place."""
     model = model_of("tiny")
     renderer: ChatRenderer = model.renderer
     start = model.reference.convert_tokens_to_ids("<|im_start|>")
+    assert start in renderer.stop_ids
+    loop = Loop(renderer, user("one"))
+    call = loop.sample([*renderer.encode("a "), start])
+    loop.messages.append(user("two"))
+    assert loop.messages[1].text == "a "
+    prompt = loop.prompt()
+    assert extends(prompt, call, without_stop=True)
+    assert prompt.ids[len(call.prompt.ids) + len(call.sampled_ids) - 1] == model.reference.eos_token_id
+    assert prompt.ids.count(start) == 5  # the template's: tools, three turns and the next answer's header
+    loop = Loop(renderer, user("one"))
     spelled = [i for char in "<|im_start|>" for i in renderer.encode(char)]
-    for ids in ([start], spelled):
-        loop = Loop(renderer, user("one"))
-        call = loop.sample([*renderer.encode("a "), *ids, renderer.stop_ids[0]])
-        loop.messages.append(user("two"))
-        assert loop.messages[1].text == "a <|im_start|>"
-        assert extends(loop.prompt(), call)
+    call = loop.sample([*renderer.encode("a "), *spelled, renderer.stop_ids[0]])
+    loop.messages.append(user("two"))
+    assert loop.messages[1].text == "a <|im_start|>"
+    assert extends(loop.prompt(), call)
+
+
+def test_what_an_engine_sampled_beyond_the_end_of_a_turn_is_never_restored(model_of: Callable[[str], Any]) -> None:
+    """An engine that ignored the end: the turn is what came before it, as the template writes it."""
+    model = model_of("tiny")
+    renderer: ChatRenderer = model.renderer
+    start = model.reference.convert_tokens_to_ids("<|im_start|>")
+    loop = Loop(renderer, user("one"))
+    call = loop.sample([*renderer.encode("a"), start, *renderer.encode("system\nobey"), renderer.stop_ids[0]])
+    loop.messages.append(user("two"))
+    assert loop.messages[1].text == "a"
+    assert loop.prompt() == loop.prompt(restored={})
+    assert not extends(loop.prompt(), call)
 
 
 def test_a_template_that_changes_the_text_starts_a_branch(model_of: Callable[[str], Any]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from openforgerl.engines.relay_faults import malformed
 from openforgerl.errors import EngineError
-from openforgerl.rendering.hermes import tool_call_id
+from openforgerl.rendering.answers import tool_call_id
 from openforgerl.types import Image, JsonValue, MessageDelta, Question, Sampling, TextChunk, ToolSpec
 from openforgerl.wire import SseEvent
 

@@ -17,7 +17,7 @@ from openforgerl.formats.files import LineFile, json_lines
 from openforgerl.formats.importing import Imported
 from openforgerl.formats.records import AttemptRecord, Decode, Report, Tally
 from openforgerl.formats.turns import RowTurns, row_turns
-from openforgerl.rendering.renderer import tool_form
+from openforgerl.rendering.shapes import tool_form
 from openforgerl.types import Image, JsonValue, Message, Role, ToolCall
 from openforgerl.wire.chat import ChatDialect
 

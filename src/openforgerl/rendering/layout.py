@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -19,6 +19,17 @@ class Turn(msgspec.Struct, frozen=True):
     start: int
     stop: int
     stop_piece: int
+
+
+class Turns(msgspec.Struct, frozen=True, kw_only=True):
+    """How turns end in one model's prompts."""
+
+    stop_ids: frozenset[int]
+    """Ids that end an answer when they are sampled."""
+    ends: frozenset[int]
+    """Those, and ids that the template writes at the end of a turn though no answer ends in them."""
+    goes_on: str = ""
+    """Text after such a token that shows that the turn goes on."""
 
 
 class Layout:
@@ -52,50 +63,68 @@ class Layout:
             raise TemplateError(f"the chat template wrote {len(pieces)} places for {len(images)} images")
         self.images = dict(zip(pieces, images, strict=True))
 
-    def turn(self, message: int, header: str, stop_ids: Collection[int]) -> Turn | None:
-        """The turn of assistant message `message`, or None if it cannot be located with certainty.
+    def turns(self, message: int, header: str, turns: Turns) -> Iterator[Turn]:
+        """Where the turn of assistant message `message` may lie; none if it cannot be located with certainty.
 
-        It begins after the last `header` before the message's own text (after the last structural token where
-        the template has no header) and ends at the first structural stop token after that text began. In
-        between nobody but the template and this message may have written, and no other turn may have ended.
+        It begins after the last `header` before the message's own text, or after any structural token between that
+        text and whatever else was written before. It ends at the first structural token that ends a turn after its
+        text began. In between nobody but the template and this message may have written, and no other turn may
+        have ended.
         """
         first = self._first.get(message)
         if first is None:
-            return None
-        start = self._after_header(header, first)
-        if start is None or any(self.origins[i] != TEMPLATE for i in range(start, first)):
-            return None
-        index = self._stop_after(start, stop_ids)
-        if index is None or self.pieces[index].start < first:
-            return None
-        stop = self.pieces[index].start
-        if any(self.origins[i] not in (TEMPLATE, UNKNOWN, message) for i in range(first, stop)):
-            return None
-        return Turn(start, stop, index)
+            return
+        for start in self._starts_before(header, first):
+            index = self._end_after(start, turns)
+            if index is None or self.pieces[index].start < first:
+                continue
+            stop = self.pieces[index].start
+            if all(self.origins[i] in (TEMPLATE, UNKNOWN, message) for i in range(first, stop)):
+                yield Turn(start, stop, index)
 
-    def last_turn(self, header: str, stop_ids: Collection[int]) -> Turn | None:
-        """The turn after the last header that the template wrote; `stop_piece` is past the end if it has none."""
-        start = self._after_header(header, len(self.text))
-        if start is None:
-            return None
-        index = self._stop_after(start, stop_ids)
+    def turn_from(self, start: int, turns: Turns) -> Turn:
+        """The turn that begins at a character; `stop_piece` is past the end where nothing ends it."""
+        index = self._end_after(start, turns)
         if index is None:
             return Turn(start, len(self.text), len(self.pieces))
         return Turn(start, self.pieces[index].start, index)
 
-    def _stop_after(self, start: int, stop_ids: Collection[int]) -> int | None:
-        """Index of the first structural stop token at or after a character."""
+    def after_header(self, header: str, message: int) -> int | None:
+        """Where the last `header` before the message's own text ends; of a message without text, the last of all.
+
+        Without a header: the end of the structural token before.
+        """
+        first = self._first.get(message)
+        if first is None and header:
+            return self._after(header, len(self.text))
+        return next(self._starts_before(header, len(self.text) if first is None else first), None)
+
+    def _starts_before(self, header: str, first: int) -> Iterator[int]:
+        """Where only the template wrote from there to `first`: the header's end, then ends of tokens, last first."""
+        written = first
+        while written and self.origins[written - 1] == TEMPLATE:
+            written -= 1
+        after = self._after(header, first) if header else None
+        if after is not None and after >= written:
+            yield after
+        for index in reversed(range(bisect_left(self._starts, first))):
+            stop = self.pieces[self._tokens[index]].stop
+            if stop < written:
+                return
+            if stop <= first and stop != after:
+                yield stop
+
+    def _end_after(self, start: int, turns: Turns) -> int | None:
+        """Index of the first structural token at or after a character that ends a turn."""
         for index in self._tokens[bisect_left(self._starts, start) :]:
-            token = self.pieces[index].token
-            if token is not None and token.id in stop_ids:
+            piece = self.pieces[index]
+            if piece.token is not None and piece.token.id in turns.ends:
+                if turns.goes_on and self.text.startswith(turns.goes_on, piece.stop):
+                    continue
                 return index
         return None
 
-    def _after_header(self, header: str, before: int) -> int | None:
-        if not header:
-            at = bisect_left(self._starts, before)
-            stops = [self.pieces[i].stop for i in self._tokens[max(at - 2, 0) : at]]
-            return max((stop for stop in stops if stop <= before), default=None)
+    def _after(self, header: str, before: int) -> int | None:
         at = self.text.rfind(header, 0, before)
         while at >= 0:
             if all(self.origins[i] == TEMPLATE for i in range(at, at + len(header))):

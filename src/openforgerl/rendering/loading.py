@@ -17,13 +17,14 @@ from openforgerl.types import JsonValue
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def load_renderer(directory: Path) -> ChatRenderer:
+def load_renderer(directory: Path, *, answer_form: str = "auto") -> ChatRenderer:
     """Read tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and config.json; of a
     vision model also preprocessor_config.json (or processor_config.json, which transformers 5 writes instead).
 
     `chat_template.jinja` wins over the configuration's `chat_template`. An answer ends at the tokenizer's
-    `eos_token` and at `eos_token_id` of generation_config.json (of config.json where that names none). Raises
-    `InputError` naming the file that is missing or wrong.
+    `eos_token`, at `eos_token_id` of generation_config.json (of config.json where that names none), and at every token
+    that stands between turns. `answer_form` names the form of answers (see `forms`); `auto` reads it off the template.
+    Raises `InputError` naming the file that is missing or wrong.
     """
     if not directory.is_dir():
         raise InputError(f"{directory}: not a directory; give a model directory with tokenizer.json")
@@ -46,6 +47,7 @@ def load_renderer(directory: Path) -> ChatRenderer:
             stop_ids=stop_ids,
             tokenizer_digest=digest,
             images=images,
+            answer_form=answer_form,
         )
     except TemplateError as error:
         raise TemplateError(f"{directory}: {error}") from error

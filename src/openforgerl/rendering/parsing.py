@@ -1,47 +1,44 @@
-"""Sampled ids to an assistant message, while they arrive.
-
-Which grammar a model's answers follow is read off its chat template: one that writes `<tool_call>` with a JSON
-`"name"` speaks hermes (Qwen and kin), one that mentions `</think>` reasons. Anything else answers in text.
-"""
+"""Sampled ids to an assistant message, while they arrive."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Sequence
 
-from openforgerl.rendering.hermes import CALL, END_THINK, THINK, AnswerGrammar, Style
+from openforgerl.rendering.answers import Grammar
 from openforgerl.rendering.tokenizer import TokenCodec
 from openforgerl.types import Message, MessageDelta
 
 
-def style_of(template: str) -> Style:
-    """The grammar that answers to this template follow."""
-    hermes = CALL in template and "name" in template and "<function=" not in template
-    return Style(thinking=END_THINK in template, calls=hermes)
-
-
-def opens_thought(text: str) -> bool:
+def opens_thought(text: str, thought: tuple[str, str]) -> bool:
     """Whether a prompt that ends in `text` (the template's own) leaves a thought open."""
-    _, mark, after = text.rpartition(THINK)
+    _, mark, after = text.rpartition(thought[0])
     return bool(mark) and not after.strip()
 
 
 class IdParser:
     """An `AnswerParser`: ids are joined as bytes, so a character may span any number of them.
 
-    Bytes that are no UTF-8 become U+FFFD, none before the sequence is certainly broken. Stop ids show nothing.
+    Bytes that are no UTF-8 become U+FFFD, none before the sequence is certainly broken. The first stop id ends the
+    answer and shows nothing; what an engine may have sampled beyond it is not part of the message.
     """
 
-    def __init__(self, codec: TokenCodec, stop_ids: Collection[int], grammar: AnswerGrammar) -> None:
+    def __init__(self, codec: TokenCodec, stop_ids: Collection[int], grammar: Grammar) -> None:
         self._codec = codec
         self._stop_ids = stop_ids
         self._grammar = grammar
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._ended = False
 
     def feed(self, ids: Sequence[int]) -> Sequence[MessageDelta]:
         """The newly certain pieces."""
-        data = b"".join(self._codec.bytes_of(i) for i in ids if i not in self._stop_ids)
-        text = self._utf8.decode(data)
+        data = bytearray()
+        for token_id in ids:
+            self._ended = self._ended or token_id in self._stop_ids
+            if self._ended:
+                break
+            data += self._codec.bytes_of(token_id)
+        text = self._utf8.decode(bytes(data))
         return self._grammar.write(text) if text else ()
 
     def finish(self) -> tuple[Sequence[MessageDelta], Message]:

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from openforgerl.conversation import digest_json, parse_arguments
 from openforgerl.errors import TemplateError
-from openforgerl.rendering.hermes import END_THINK, THINK, AnswerGrammar, Style, forced_opening
+from openforgerl.rendering.answers import Style
+from openforgerl.rendering.forms import choose_form
 from openforgerl.rendering.images import NoImages, Placeholders
-from openforgerl.rendering.layout import Layout, stretches_of
-from openforgerl.rendering.parsing import IdParser, opens_thought, style_of
-from openforgerl.rendering.restoring import PromptIds, Restorer
+from openforgerl.rendering.layout import Layout
+from openforgerl.rendering.parsing import IdParser, opens_thought
+from openforgerl.rendering.probing import probe, turn_tokens
+from openforgerl.rendering.restoring import PromptIds, Restorer, Turns
+from openforgerl.rendering.schemas import types_of
+from openforgerl.rendering.shapes import Form, message_forms, milder, tool_form
 from openforgerl.rendering.template import ChatTemplate, strings_in, traced_json
 from openforgerl.rendering.tokenizer import TokenCodec
-from openforgerl.rendering.traced import OUTSIDE, TEMPLATE, UNKNOWN, Traced, uniform
-from openforgerl.types import (
-    Conversation,
-    ForcedCall,
-    Image,
-    JsonValue,
-    Message,
-    ModelCall,
-    Prompt,
-    Reasoning,
-    Role,
-    Text,
-    ToolCall,
-    ToolSpec,
-)
+from openforgerl.rendering.traced import OUTSIDE, TEMPLATE, Traced, uniform
+from openforgerl.types import Conversation, ForcedCall, JsonValue, Message, ModelCall, Prompt
 
-RULES = "1"
+RULES = "2"
 """Version of the rules in this room; a change that can change ids must change it."""
 
 
@@ -49,31 +40,46 @@ class ChatRenderer:
         stop_ids: Sequence[int],
         tokenizer_digest: str,
         images: Placeholders | NoImages | None = None,
+        answer_form: str = "auto",
     ) -> None:
         """`templates` by name (`default`, and `tool_use` where the model has another one for tools).
 
         `special_tokens` are the template's variables (`bos_token`, ...). `tokenizer_digest` names the codec.
-        `images`: what this model's prompts hold for images, or who refuses them.
+        `images`: what this model's prompts hold for images, or who refuses them. `answer_form`: a form of
+        `forms.FORMS`, or `auto`.
         """
         self._codec = codec
         self._templates = {name: ChatTemplate(source) for name, source in templates.items()}
-        self._styles = {name: style_of(source) for name, source in templates.items()}
+        self._choices = {name: choose_form(source, answer_form) for name, source in templates.items()}
         self._special = {name: uniform(text, TEMPLATE) for name, text in special_tokens.items()}
-        self._stop_ids = tuple(stop_ids)
         self._images = images = images or NoImages("a text model")
         placeholder = images.token_id if isinstance(images, Placeholders) else None
+        self._probed = {
+            name: probe(template, self._special, codec, self._choices[name].form, placeholder)
+            for name, template in self._templates.items()
+        }
+        named = {text for name, text in special_tokens.items() if name != "unk_token"}
+        structure = {
+            token_id
+            for name, source in templates.items()
+            for token_id in turn_tokens(self._probed[name], source, named, codec, self._choices[name].form)
+        }
+        self._stop_ids = (*stop_ids, *sorted(structure.difference(stop_ids)))
         self._restorers = {
-            name: Restorer(codec, style, self._stop_ids, placeholder=placeholder)
-            for name, style in self._styles.items()
+            name: Restorer(codec, choice, self._turns(name), placeholder=placeholder)
+            for name, choice in self._choices.items()
         }
         parts: list[JsonValue] = [RULES, tokenizer_digest, dict(templates), dict(special_tokens), list(stop_ids)]
         if isinstance(images, Placeholders):
             parts.append([msgspec.to_builtins(images.rules), images.token_id])
-        self._moving = {
-            name: isinstance(images, Placeholders) and not self._shows_result(template, images.token_id)
-            for name, template in self._templates.items()
-        }
+        if answer_form != "auto":
+            parts.append(answer_form)
         self._digest = digest_json(parts)
+
+    @property
+    def answer_form(self) -> str:
+        """The form of this model's answers while tools are on offer, and what it was told from; for people."""
+        return str(self._choices["tool_use" if "tool_use" in self._choices else "default"])
 
     @property
     def digest(self) -> str:
@@ -82,7 +88,7 @@ class ChatRenderer:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end an assistant turn."""
+        """Ids that end an assistant turn: those that the model declares, then every other token between turns."""
         return self._stop_ids
 
     def render(
@@ -100,13 +106,13 @@ class ChatRenderer:
         of one that was seen before only its size is needed. Raises `TemplateError` with the template's own words.
         """
         name = self._name(conversation)
-        traced = self._templates[name].render(self._variables(conversation, kwargs, generate=True), clock)
+        traced, given = self._written(conversation, kwargs, clock)
         _refuse_surrogates(traced)
         layout = Layout(self._codec, traced, lambda: _data_strings(conversation, kwargs))
         if isinstance(self._images, Placeholders):
             layout.place(self._images.token_id, self._images.measured(conversation, images or {}))
-        header = self._header(conversation, clock, kwargs, traced) if restored else ""
-        built = self._restorers[name].build(layout, restored, _without_thought(header))
+        header = self._header(name, given, clock, traced) if restored else ""
+        built = self._restorers[name].build(layout, restored, self._bare(name, header))
         return Prompt(
             ids=tuple(built.ids),
             origins=built.spans(),
@@ -119,14 +125,15 @@ class ChatRenderer:
 
         Raises `TemplateError` when answers to this template hold no calls.
         """
-        style = self._style(conversation)
+        style, form = self._style(conversation), self._choices[self._name(conversation)].form
         if not style.calls:
             raise TemplateError("this model's answers have no form for tool calls here, so none can be forced")
         tail = self._template_tail(prompt)
+        think, end_think = style.thought
         skip = ""
-        if style.thinking and not tail.rstrip().endswith(END_THINK):
-            skip = ("" if opens_thought(tail) else THINK + "\n") + "\n" + END_THINK + "\n\n"
-        before, name, after = forced_opening(call.name)
+        if style.thinking and not tail.rstrip().endswith(end_think):
+            skip = ("" if opens_thought(tail, style.thought) else think + "\n") + "\n" + end_think + "\n\n"
+        before, name, after = form.opening(call.name, _calls_in(conversation))
         start, stop = len(skip) + len(before), len(skip) + len(before) + len(name)
         text = skip + before + name + after
         added = PromptIds()
@@ -145,12 +152,14 @@ class ChatRenderer:
         `seed` (the call's id) makes the ids of tool calls; without one they come from the prompt's ids, and
         two answers to the same prompt share theirs.
         """
-        style = self._style(conversation)
+        style, form = self._style(conversation), self._choices[self._name(conversation)].form
         seed = seed or hashlib.sha256(repr(prompt.ids).encode()).hexdigest()
-        opened = style.thinking and forced is None and opens_thought(self._template_tail(prompt))
-        grammar = AnswerGrammar(style, thought_open=opened, seed=seed)
+        opened = style.thinking and forced is None and opens_thought(self._template_tail(prompt), style.thought)
+        types = types_of(conversation.tools) if form.typed else ()
+        grammar = form.grammar(style, thought_open=opened, seed=seed, types=types)
         if forced is not None:
-            grammar.write("".join(forced_opening(forced.name)))  # a call is told only once more is known of it
+            # A call is told only once more is known of it.
+            grammar.write("".join(form.opening(forced.name, _calls_in(conversation))))
         return IdParser(self._codec, self._stop_ids, grammar)
 
     def encode_answer(
@@ -168,27 +177,31 @@ class ChatRenderer:
         assistant turn that can be found again.
         """
         kwargs = kwargs or {}
+        name, style = self._name(conversation), self._style(conversation)
         whole = Conversation(messages=(*conversation.messages, message), tools=conversation.tools)
-        template = self._templates[self._name(conversation)]
-        prompt = template.render(self._variables(conversation, kwargs, generate=True), clock)
-        header = self._header(conversation, clock, kwargs, prompt)
-        traced = template.render(self._variables(whole, kwargs, generate=False), clock)
+        prompt, given = self._written(conversation, kwargs, clock)
+        header = self._header(name, given, clock, prompt)
+        traced, _ = self._written(whole, kwargs, clock, generate=False)
         _refuse_surrogates(traced)
         layout = Layout(self._codec, traced, lambda: _data_strings(whole, kwargs))
-        bare = _without_thought(header)
-        turn = layout.last_turn(bare, self._stop_ids)
-        if turn is None:
+        bare = self._bare(name, header)
+        before = prompt[: len(prompt) - (len(header) - len(bare))]
+        start = len(before) if traced.startswith(before) else layout.after_header(bare, len(conversation.messages))
+        if start is None:
             raise TemplateError("this chat template writes no assistant turn that can be told from the rest")
-        text = traced[turn.start : turn.stop]
-        opening = header[len(bare) :]
+        turn = layout.turn_from(start, self._turns(name))
+        text, opening = traced[turn.start : turn.stop], header[len(bare) :]
         if opening and text.startswith(opening):
             text = text[len(opening) :]
-        elif opens_thought(opening):
-            text = uniform("\n</think>\n\n", TEMPLATE) + text
+        elif opens_thought(opening, style.thought):
+            text = uniform(f"\n{style.thought[1]}\n\n", TEMPLATE) + text
         answer = Layout(self._codec, _as_traced(text), lambda: _data_strings(whole, kwargs))
         ids = [i for piece in answer.pieces for i in self._codec.encode_piece(answer.text, piece, first=False).ids]
         token = layout.pieces[turn.stop_piece].token if turn.stop_piece < len(layout.pieces) else None
-        return (*ids, token.id if token is not None else self._stop_ids[0])
+        probed = self._probed[name]
+        closing = probed.after_calls if message.tool_calls else probed.after_text
+        end = token.id if token is not None else self._stop_ids[0] if closing is None else closing
+        return (*ids, end)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of text in which added tokens count, as a model would sample them (scripted raw answers)."""
@@ -206,49 +219,67 @@ class ChatRenderer:
         return "tool_use" if conversation.tools and "tool_use" in self._templates else "default"
 
     def _style(self, conversation: Conversation) -> Style:
-        style = self._styles[self._name(conversation)]
-        return Style(thinking=style.thinking, calls=style.calls and bool(conversation.tools))
+        style = self._choices[self._name(conversation)].style
+        return msgspec.structs.replace(style, calls=style.calls and bool(conversation.tools))
 
-    def _header(self, conversation: Conversation, clock: float, kwargs: Mapping[str, JsonValue], prompt: str) -> str:
+    def _turns(self, name: str) -> Turns:
+        probed, form = self._probed[name], self._choices[name].form
+        closers = frozenset(i for i in (probed.after_text, probed.after_calls) if i is not None)
+        return Turns(stop_ids=frozenset(self._stop_ids), ends=closers.union(self._stop_ids), goes_on=form.goes_on)
+
+    def _bare(self, name: str, header: str) -> str:
+        """A header without what opens or skips a thought."""
+        found = [at for mark in self._choices[name].thought if (at := header.find(mark)) >= 0]
+        return header[: min(found)] if found else header
+
+    def _header(self, name: str, given: Mapping[str, JsonValue], clock: float, prompt: str) -> str:
         """What the generation prompt adds; "" for templates that add nothing or rewrite what is before."""
-        template = self._templates[self._name(conversation)]
-        without = template.text(self._variables(conversation, kwargs, generate=False), clock)
+        without = self._templates[name].text({**given, "add_generation_prompt": False}, clock)
         text = str.__str__(prompt)
         return text[len(without) :] if text.startswith(without) else ""
 
+    def _written(
+        self, conversation: Conversation, kwargs: Mapping[str, JsonValue], clock: float, *, generate: bool = True
+    ) -> tuple[Traced, Mapping[str, JsonValue]]:
+        """The template's text of a conversation, and the variables that it was given.
+
+        A conversation that the template refuses is tried again in the orders of roles of `shapes.milder`; if all
+        are refused, the first refusal is raised.
+        """
+        template, shape = self._templates[self._name(conversation)], self._probed[self._name(conversation)].shape
+        forms = list(message_forms(conversation.messages, shape))
+        given = self._variables(conversation, kwargs, forms, generate=generate)
+        try:
+            return template.render(given, clock), given
+        except TemplateError as error:
+            refusal = error
+        for order in milder(forms):
+            other: dict[str, JsonValue] = {**given, "messages": list(order)}
+            try:
+                return template.render(other, clock), other
+            except TemplateError:
+                continue
+        raise refusal
+
     def _variables(
-        self, conversation: Conversation, kwargs: Mapping[str, JsonValue], *, generate: bool
+        self,
+        conversation: Conversation,
+        kwargs: Mapping[str, JsonValue],
+        forms: Sequence[Form],
+        *,
+        generate: bool,
     ) -> dict[str, JsonValue]:
         if isinstance(self._images, NoImages):
             self._images.refuse(conversation)
         tools = [traced_json(tool_form(tool), OUTSIDE) for tool in conversation.tools]
-        moving = self._moving[self._name(conversation)]
         return {
             **self._special,
             **{name: traced_json(value, OUTSIDE) for name, value in kwargs.items()},
-            "messages": list(_message_forms(conversation.messages, moving=moving)),
+            "messages": list(forms),
             "tools": tools or None,
             "documents": None,
             "add_generation_prompt": generate,
         }
-
-    def _shows_result(self, template: ChatTemplate, placeholder: int) -> bool:
-        """Whether a template writes the image in a tool's result; some only know images in user messages."""
-        image = Image(sha256="", media_type="")
-        call = ToolCall(id="c", name="look", arguments="{}")
-        messages = (
-            Message(role=Role.USER, parts=(Text("Look."),)),
-            Message(role=Role.ASSISTANT, tool_calls=(call,)),
-            Message(role=Role.TOOL, parts=(Text("Seen:"), image), tool_call_id="c"),
-        )
-        forms = list(_message_forms(messages, moving=False))
-        given = {**self._special, "messages": forms, "tools": None, "documents": None, "add_generation_prompt": True}
-        try:
-            shown = template.render(given, 0.0)
-        except TemplateError:
-            return False
-        pieces = self._codec.split(str.__str__(shown), stretches_of(shown, (TEMPLATE, UNKNOWN)))
-        return sum(piece.token is not None and piece.token.id == placeholder for piece in pieces) == 1
 
     def _template_tail(self, prompt: Prompt) -> str:
         """The template's own text at the end of a prompt; of one without origins, its last ids' text."""
@@ -256,77 +287,6 @@ class ChatRenderer:
             return self.decode(prompt.ids[-64:])
         last = prompt.origins[-1]
         return self.decode(prompt.ids[last.start : last.stop]) if last.kind == "template" else ""
-
-
-def tool_form(tool: ToolSpec) -> dict[str, JsonValue]:
-    """A tool as chat templates expect it: as the harness wrote it, or built from the spec's fields."""
-    if tool.raw is not None:
-        return tool.raw
-    function: dict[str, JsonValue] = {"name": tool.name, "description": tool.description}
-    if tool.parameters is not None:
-        function["parameters"] = tool.parameters
-    return {"type": "function", "function": function}
-
-
-def _message_forms(messages: Sequence[Message], *, moving: bool) -> Iterator[dict[str, JsonValue]]:
-    """Messages as chat templates expect them. `moving`: images of a run of tool results follow it as a user message."""
-    moved: list[JsonValue] = []
-    for index, message in enumerate(messages):
-        if moved and message.role is not Role.TOOL:
-            yield {"role": uniform("user", TEMPLATE), "content": moved}
-            moved = []
-        if moving and message.role is Role.TOOL:
-            moved = [*moved, *(_part_form(part, index) for part in message.parts if isinstance(part, Image))]
-            kept = tuple(part for part in message.parts if not isinstance(part, Image))
-            message = msgspec.structs.replace(message, parts=kept)
-        yield _message_form(message, index)
-    if moved:
-        yield {"role": uniform("user", TEMPLATE), "content": moved}
-
-
-def _message_form(message: Message, index: int) -> dict[str, JsonValue]:
-    """A message as chat templates expect it, with what came from it traced to its index.
-
-    As with transformers' `apply_chat_template`: a key without a value is left out, and reasoning stands under
-    `reasoning_content` and `thinking`. Content is one string, all text parts joined, or, where there are images,
-    the list of texts and images; it is left out only where the message has tool calls and no text
-    (`content: null`), else an absent text is "". Arguments are an object where they are one, else their text.
-    """
-    form: dict[str, JsonValue] = {"role": uniform(message.role.value, TEMPLATE)}
-    if any(isinstance(part, Image) for part in message.parts):
-        form["content"] = [_part_form(part, index) for part in message.parts if not isinstance(part, Reasoning)]
-    elif message.text or not message.tool_calls:
-        form["content"] = uniform(message.text, index)
-    if message.reasoning:
-        form["reasoning_content"] = form["thinking"] = uniform(message.reasoning, index)
-    if message.tool_calls:
-        form["tool_calls"] = [
-            {
-                "type": uniform("function", TEMPLATE),
-                "id": uniform(call.id, index),
-                "function": {
-                    "name": uniform(call.name, index),
-                    "arguments": traced_json(_arguments_form(call.arguments, freeform=call.freeform), index),
-                },
-            }
-            for call in message.tool_calls
-        ]
-    if message.role is Role.TOOL and message.tool_call_id:
-        form["tool_call_id"] = uniform(message.tool_call_id, index)
-    if message.name:
-        form["name"] = uniform(message.name, index)
-    return form
-
-
-def _part_form(part: Text | Image, index: int) -> JsonValue:
-    if isinstance(part, Image):
-        return {"type": uniform("image", TEMPLATE)}  # which one it is templates need not know
-    return {"type": uniform("text", TEMPLATE), "text": uniform(part.text, index)}
-
-
-def _arguments_form(arguments: str, *, freeform: bool) -> JsonValue:
-    parsed = None if freeform else parse_arguments(arguments)
-    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _data_strings(conversation: Conversation, kwargs: Mapping[str, JsonValue]) -> Iterable[str]:
@@ -345,8 +305,8 @@ def _refuse_surrogates(text: str) -> None:
         raise TemplateError(f"the conversation holds a lone surrogate, which is no text, after {near}") from error
 
 
-def _without_thought(header: str) -> str:
-    return header.partition(THINK)[0]
+def _calls_in(conversation: Conversation) -> int:
+    return sum(len(message.tool_calls) for message in conversation.messages)
 
 
 def _as_traced(text: Any) -> Traced:

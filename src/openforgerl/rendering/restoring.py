@@ -5,8 +5,9 @@ The caller has checked condition 1 (the echo equals what we sent for call C). He
 * C was delivered and ended by itself or by length (a stop string or an abort is never restored);
 * the turn can be located in the template's own rendering of this conversation;
 * condition 2: that rendering, parsed, equals C's sampled ids, parsed;
-* the ids so far, with the turn's header, are exactly C's prompt, and the images in it are C's; and
-* C sampled no image placeholder: no image stands behind one that was sampled, and no engine could take it again.
+* the ids so far, with the turn's header, are exactly C's prompt, and the images in it are C's;
+* C sampled no image placeholder: no image stands behind one that was sampled, and no engine could take it again; and
+* C sampled nothing beyond a token that ends a turn. That token is its last, and gives way to the template's own.
 
 The one about C's prompt makes every restored prompt an extension of C's own exchange, id by id. Where it fails, because
 the template now writes something earlier differently or an earlier turn was not restored, the true rendering
@@ -17,19 +18,22 @@ branch are restored on it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+import msgspec
+
 from openforgerl.conversation import same_message
-from openforgerl.rendering.hermes import AnswerGrammar, Style
+from openforgerl.rendering.answers import Style
+from openforgerl.rendering.forms import Choice
 from openforgerl.rendering.images import MeasuredImage
-from openforgerl.rendering.layout import Layout, Turn
+from openforgerl.rendering.layout import Layout, Turn, Turns
 from openforgerl.rendering.parsing import IdParser, opens_thought
+from openforgerl.rendering.schemas import ParameterTypes, types_of
 from openforgerl.rendering.tokenizer import Encoded, TokenCodec
 from openforgerl.rendering.traced import TEMPLATE, UNKNOWN
 from openforgerl.types import CallStatus, FinishReason, ModelCall, OriginSpan, PlacedImage
 
-_OPENING = re.compile(r"\s*(?:<think>\s*(?:</think>\s*)?)?(?P<call><tool_call>\n\{\"name\": \".*)?")
 _TAIL_IDS = 96
 """A generation header and what opens or skips a thought, or forces a call, are shorter than this."""
 
@@ -90,14 +94,16 @@ class PromptIds:
 class Restorer:
     """Builds the ids of one rendering, restoring what may be restored."""
 
-    def __init__(
-        self, codec: TokenCodec, style: Style, stop_ids: Collection[int], *, placeholder: int | None = None
-    ) -> None:
+    def __init__(self, codec: TokenCodec, choice: Choice, turns: Turns, *, placeholder: int | None = None) -> None:
         """`placeholder`: the id that stands for images, in models that take any."""
         self._codec = codec
         self._placeholder = placeholder
-        self._style = style
-        self._stop_ids = stop_ids
+        self._form = choice.form
+        self._style = choice.style
+        self._turns = turns
+        think, end = map(re.escape, choice.thought)
+        forced = rf"(?P<call>{re.escape(choice.form.forced)}.*)?" if choice.form.forced else "(?P<call>)"
+        self._openings = re.compile(rf"\s*(?:{think}\s*)?(?:{end}\s*)?{forced}", re.DOTALL)
         # Every request asks again about every earlier turn; a pure question, so its answer may be kept.
         self._same = lru_cache(maxsize=4096)(self._compare)
 
@@ -110,25 +116,39 @@ class Restorer:
         at = 0
         for message in sorted(restored):
             call = restored[message]
-            may = may_restore(call) and self._placeholder not in call.sampled_ids
-            turn = layout.turn(message, header, self._stop_ids) if may else None
-            if turn is None or turn.start < _start(layout, at):
+            if not may_restore(call) or not self._is_answer(call.sampled_ids):
                 continue
-            opening = self._opening(call.prompt.ids, header)
-            calls = self._style.calls and bool(call.conversation.tools)
-            style = Style(thinking=self._style.thinking, calls=calls)
-            if not self._same(layout.text[turn.start : turn.stop], call.sampled_ids, style, opening):
-                continue
-            at = self._advance(built, layout, at, turn.start)
-            before, origins = self._until(layout, at, turn, opening)
-            if _forces(opening):
-                before, origins = self._asked(built, call, layout.text[_start(layout, at) : turn.start] + opening)
-            if call.prompt.ids != (*built.ids, *before.ids) or call.prompt.images != tuple(built.images):
-                continue
-            built.encoded(before, origins)
-            at = self._adopt(built, layout, turn, call)
+            for turn in layout.turns(message, header, self._turns):
+                if turn.start < _start(layout, at):
+                    continue
+                at, adopted = self._restore(built, layout, at, turn, call, header)
+                if adopted:
+                    break
         self._advance(built, layout, at, len(layout.text) + 1)
         return built
+
+    def _is_answer(self, sampled: Sequence[int]) -> bool:
+        """Whether ids are one turn: no image stands behind a placeholder, and what ends a turn stands only last."""
+        return self._placeholder not in sampled and self._turns.stop_ids.isdisjoint(sampled[:-1])
+
+    def _restore(
+        self, built: PromptIds, layout: Layout, at: int, turn: Turn, call: ModelCall, header: str
+    ) -> tuple[int, bool]:
+        """Append the answer of `call` as this turn if it may stand there; the next piece, and whether it did."""
+        opening = self._opening(call.prompt.ids, header)
+        tools = call.conversation.tools
+        style = msgspec.structs.replace(self._style, calls=self._style.calls and bool(tools))
+        types = types_of(tools) if self._form.typed else ()
+        if not self._same(layout.text[turn.start : turn.stop], call.sampled_ids, style, opening, types):
+            return at, False
+        at = self._advance(built, layout, at, turn.start)
+        before, origins = self._until(layout, at, turn, opening)
+        if self._forces(opening):
+            before, origins = self._asked(built, call, layout.text[_start(layout, at) : turn.start] + opening)
+        if call.prompt.ids != (*built.ids, *before.ids) or call.prompt.images != tuple(built.images):
+            return at, False
+        built.encoded(before, origins)
+        return self._adopt(built, layout, turn, call), True
 
     def _advance(self, built: PromptIds, layout: Layout, at: int, start: int) -> int:
         """Append the pieces from `at` that end before the turn's text; the header's own piece stays."""
@@ -166,13 +186,13 @@ class Restorer:
             return ""
         tail = self._codec.decode(prompt_ids[-_TAIL_IDS:])
         _, found, after = tail.rpartition(header)
-        return after if found and _OPENING.fullmatch(after) else ""
+        return after if found and self._openings.fullmatch(after) else ""
 
     def _adopt(self, built: PromptIds, layout: Layout, turn: Turn, call: ModelCall) -> int:
         """Append what was sampled; the index of the piece that follows."""
         token = layout.pieces[turn.stop_piece].token
         sampled = call.sampled_ids
-        if sampled and sampled[-1] in self._stop_ids:
+        if sampled and sampled[-1] in self._turns.stop_ids:
             if token is not None and sampled[-1] == token.id:
                 built.sampled(call.call_id, sampled)
                 return turn.stop_piece + 1
@@ -180,25 +200,27 @@ class Restorer:
         built.sampled(call.call_id, sampled)
         return turn.stop_piece
 
-    def _compare(self, rendered: str, sampled: tuple[int, ...], style: Style, opening: str) -> bool:
+    def _compare(
+        self, rendered: str, sampled: tuple[int, ...], style: Style, opening: str, types: ParameterTypes
+    ) -> bool:
         """Condition 2: whether the template's text of a turn and the sampled ids are the same message.
 
         What the prompt had opened for the answer, a thought or a forced call, is part of the message.
         """
-        grammar = AnswerGrammar(style, thought_open=False, seed="")
+        grammar = self._form.grammar(style, thought_open=False, seed="", types=types)
         grammar.write(rendered)
         _, shown = grammar.end()
-        answered = AnswerGrammar(style, thought_open=opens_thought(opening), seed="")
-        answered.write(_forces(opening))
-        parser = IdParser(self._codec, self._stop_ids, answered)
+        opened = style.thinking and opens_thought(opening, style.thought)
+        answered = self._form.grammar(style, thought_open=opened, seed="", types=types)
+        answered.write(self._forces(opening))
+        parser = IdParser(self._codec, self._turns.stop_ids, answered)
         parser.feed(sampled)
         return same_message(shown, parser.finish()[1])
 
-
-def _forces(opening: str) -> str:
-    """The part of what a prompt opened that belongs to a forced call, or ""."""
-    found = _OPENING.fullmatch(opening)
-    return (found and found["call"]) or ""
+    def _forces(self, opening: str) -> str:
+        """The part of what a prompt opened that belongs to a forced call, or ""."""
+        found = self._openings.fullmatch(opening)
+        return (found and found["call"]) or ""
 
 
 def may_restore(call: ModelCall) -> bool:
