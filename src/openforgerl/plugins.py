@@ -23,6 +23,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "sandbox": {
         "process": "openforgerl.sandboxes.process:ProcessSandboxes",
+        "container": "openforgerl.sandboxes.container:ContainerSandboxes",
         "kubernetes": "openforgerl.sandboxes.kubernetes.backend:KubernetesSandboxes",
         "fake": "openforgerl.testing.fake_sandbox:FakeSandboxes",
     },

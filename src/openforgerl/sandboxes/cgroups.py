@@ -45,7 +45,11 @@ def detect() -> Hierarchy | None:
 
 def _own_groups() -> list[tuple[str, str]]:
     """(controller, path) of this process; the controller of version 2 is the empty word."""
-    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    return _groups_of("self")
+
+
+def _groups_of(pid: str) -> list[tuple[str, str]]:
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     return [(name, path) for _, names, path in lines for name in names.split(",")]
 
 
@@ -99,12 +103,15 @@ class Group:
         """How many processes the memory limit has killed in it."""
         if self.memory is None:
             return 0
-        file = self.memory / ("memory.events" if self.version == 2 else "memory.oom_control")
-        try:
-            lines = file.read_text().splitlines()
-        except FileNotFoundError:
-            return 0  # swept by somebody else together with the sandbox
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        return _counted(self.memory / ("memory.events" if self.version == 2 else "memory.oom_control"))
+
+
+def _counted(file: Path) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0  # swept by somebody else together with the sandbox
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def destroy(directories: list[Path], *, seconds: float = 5.0) -> None:
@@ -128,3 +135,55 @@ def _members(path: Path) -> list[str]:
         return (path / "cgroup.procs").read_text().split()
     except FileNotFoundError:
         return []
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel says of the groups that somebody else has put a process into."""
+
+    version: int = 0
+    memory: int | None = None
+    """Bytes; None = no limit of its own."""
+    processes: int | None = None
+    directory: Path | None = None
+    """Where memory is counted."""
+
+    def oom_kills(self) -> int:
+        """How many processes the memory limit has killed; 0 once the group is gone."""
+        if self.directory is None:
+            return 0
+        return _counted(self.directory / ("memory.events" if self.version == 2 else "memory.oom_control"))
+
+
+def limits_of(pid: int) -> Limits:
+    """The limits in force for `pid`, read from the cgroup file system as it is mounted here; none when it has ended."""
+    try:
+        groups = dict(_groups_of(str(pid)))
+    except (FileNotFoundError, ProcessLookupError):
+        return Limits()
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    found: dict[str, tuple[Path, int | None, int]] = {}
+    for _, target, kind, options, *_ in mounts:
+        for name, file in (("memory", "memory.limit_in_bytes"), ("pids", "pids.max")):
+            if kind == "cgroup" and name in options.split(",") and name in groups:
+                directory = Path(target + groups[name])
+                found[name] = (directory, _number(directory / file), 1)
+            elif kind == "cgroup2" and name not in found:
+                directory = Path(target + groups.get("", "/"))
+                if (directory / f"{name}.max").exists():
+                    found[name] = (directory, _number(directory / f"{name}.max"), 2)
+    memory, processes = found.get("memory"), found.get("pids")
+    return Limits(
+        version=memory[2] if memory else processes[2] if processes else 0,
+        memory=memory[1] if memory else None,
+        processes=processes[1] if processes else None,
+        directory=memory[0] if memory else None,
+    )
+
+
+def _number(file: Path) -> int | None:
+    """A limit; None for none (version 1 says so with a number beyond any memory)."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return None if text == "max" or int(text) >= 1 << 60 else int(text)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from openforgerl.sandboxes.container_options import ContainerOptions
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
 
 
@@ -24,6 +25,8 @@ class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Most files and directories of one export."""
     max_connections: int = 128
     """Most simultaneous connections that one sandbox may have to its endpoint (forwarded mode)."""
+    container: ContainerOptions = ContainerOptions()
+    """Settings of the backend `container`."""
     kubernetes: KubernetesOptions = KubernetesOptions()
     """Settings of the backend `kubernetes`."""
 

@@ -32,6 +32,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What to create. The same paths in every sandbox, so that prompts share their prefix."""
 
     run_id: str
+    image: str = ""
+    """Image whose root it gets, where the backend has images; empty = the backend's own choice."""
     workdir: str = "/workspace"
     home: str = "/home/agent"
     layers: tuple[Layer, ...] = ()

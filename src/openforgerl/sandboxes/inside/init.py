@@ -381,7 +381,7 @@ def main() -> None:
             control.send_listener(listener)
         init = Init(control, wake_on_child())
     null = os.open("/dev/null", os.O_RDWR)
-    for number in (0, 1, 2):
+    for number in (0, 1, 2) if mode == "inherit" else (0, 1):  # an engine keeps what we say last
         os.dup2(null, number)
     os.close(null)
     try:

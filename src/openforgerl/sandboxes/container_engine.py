@@ -1,0 +1,186 @@
+"""The container engine's command line: podman, or docker where it takes the same words.
+
+Not its API: that needs a daemon, and podman has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from openforgerl.errors import InputError, StageError, StoreError
+from openforgerl.sandboxes.container_options import ContainerOptions
+from openforgerl.sandboxes.runtime import Runtime
+from openforgerl.sandboxes.spec import INIT_HOME
+from openforgerl.types import JsonValue, Origin, Stage
+
+ENGINES = ("podman", "docker")
+
+
+class Cure(msgspec.Struct, frozen=True):
+    """A setting that lets an engine run on a machine where out of the box it cannot."""
+
+    name: str
+    symptom: str
+    """Words of the engine's error, in lower case."""
+    before: tuple[str, ...] = ()
+    """Words before `run`."""
+    after: tuple[str, ...] = ()
+    """Words after `run`."""
+
+
+_ULIMITS = ("--ulimit", "nofile={files}", "--ulimit", "nproc={processes}")
+CURES = (
+    Cure("ulimits of our own", "error setting rlimit", after=_ULIMITS),
+    Cure("ulimits of our own", "setrlimit", after=_ULIMITS),
+    Cure("runtime runc", "cgroups in hybrid mode not supported", before=("--runtime", "runc")),
+    Cure("runtime runc", 'default oci runtime "crun" not found', before=("--runtime", "runc")),
+)
+"""What podman 4.3 on Debian 12 needed inside a virtual machine with few rights. The only place that reads its words."""
+_MOST_FILES, _MOST_PROCESSES = 20_000, 32_768
+
+
+class Engine:
+    """Runs the engine's commands, a few at a time, and remembers what it needs on this machine."""
+
+    def __init__(self, program: str, options: ContainerOptions) -> None:
+        self.program = program
+        self.options = options
+        self.podman = Path(program).name.startswith("podman")
+        self.version = ""
+        self.cures: list[str] = []
+        self._before = ["--runtime", options.runtime_class] if options.runtime_class else []
+        self._after: list[str] = []
+        self._places = asyncio.Semaphore(options.parallel)
+
+    async def call(self, *words: str, timeout: float = 120.0) -> tuple[int, str, str]:
+        """(exit status, stdout, stderr). Raises StageError (infrastructure) when the engine does not answer in time.
+
+        Cancelled or late, the command is killed: what it had begun is the caller's to remove.
+        """
+        async with self._places:
+            process = await asyncio.create_subprocess_exec(
+                self.program,
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                cwd="/",
+            )
+            try:
+                async with asyncio.timeout(timeout):
+                    out, err = await process.communicate()
+            except TimeoutError as error:
+                raise failed("engine", f"`{self.program} {words[0]}` gave no answer in {timeout:.0f} s") from error
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+        return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace").strip()
+
+    async def run(self, *words: str, timeout: float) -> tuple[int, str, str]:
+        """`run` with what this machine needs."""
+        return await self.call(*self._before, "run", *self._after, *words, timeout=timeout)
+
+    async def image(self, reference: str) -> dict[str, JsonValue]:
+        """Its id and digests, for the record. InputError naming the way to get it when it is not here."""
+        code, out, err = await self.call("image", "inspect", reference)
+        if code != 0:
+            raise InputError(
+                f"image {reference!r} is not in the store of {self.program}: build it with `openforgerl images build`, "
+                f"or get it with `{self.program} pull {reference}` ({err[-200:]})"
+            )
+        found: dict[str, Any] = json.loads(out)[0]
+        identity = str(found["Id"])
+        return {
+            "reference": reference,
+            "id": identity if identity.startswith("sha256:") else f"sha256:{identity}",
+            "digests": list(found.get("RepoDigests") or []),
+        }
+
+    async def prove(self, image: str, runtime: Runtime, *, timeout: float = 60.0) -> None:
+        """Run something as small as can be, with one cure more as long as the engine asks for one.
+
+        Raises StageError (infrastructure) with the engine's own words.
+        """
+        code, out, err = await self.call("version", "--format", "{{.Client.Version}}")
+        if code != 0:
+            raise failed("engine", f"`{self.program} version` failed: {err[-500:]}")
+        self.version = out.strip()
+        words = ["--rm", "--network", "none", "--pull", "never", "--volume", f"{runtime.path}:{INIT_HOME}:ro"]
+        words += ["--entrypoint", f"{INIT_HOME}/ld", image, "--version"]
+        while True:
+            code, _, err = await self.run(*words, timeout=timeout)
+            if code == 0:
+                return
+            cure = next((cure for cure in CURES if cure.symptom in err.lower() and cure.name not in self.cures), None)
+            if cure is None:
+                raise failed("engine", f"{self.program} cannot run a container here: {err[-800:]}")
+            self.cures.append(cure.name)
+            self._before += cure.before
+            self._after += [
+                word.format(files=_limit("nofile", _MOST_FILES), processes=_limit("nproc", _MOST_PROCESSES))
+                for word in cure.after
+            ]
+
+    async def remove(self, name: str) -> None:
+        """Kill and remove a container, which may not exist. Raises StoreError when the engine cannot."""
+        podman = ["--time", "0", "--ignore"] if self.podman else []  # docker says neither, and does both
+        code, _, err = await self.call("rm", "--force", "--volumes", *podman, name)
+        if code != 0:
+            raise StoreError(f"container {name} cannot be removed: {err[-500:]}")
+
+    def writable(self, path: str, *, megabytes: int | None, mode: str, uid: int, keep: bool) -> list[str]:
+        """Words for a tmpfs of the agent's own. `keep`: with the image's files in it (podman only)."""
+        size = "" if megabytes is None else f"{megabytes}m"
+        if self.podman:
+            fields = [f"type=tmpfs,destination={path}", f"tmpfs-mode={mode}", "U=true"]
+            fields += [f"tmpfs-size={size}"] if size else []
+            return ["--mount", ",".join([*fields, "tmpcopyup" if keep else "notmpcopyup"])]
+        fields = ["rw,exec,nosuid,nodev", f"mode={mode}", f"uid={uid},gid={uid}", *([f"size={size}"] if size else [])]
+        return ["--tmpfs", f"{path}:{','.join(fields)}"]
+
+
+def find_engine(options: ContainerOptions) -> Engine:
+    """The engine of the options, else the first of `ENGINES` on PATH. InputError naming the way to get one."""
+    wanted = [options.engine] if options.engine else list(ENGINES)
+    for name in wanted:
+        program = shutil.which(name)
+        if program is not None:
+            return Engine(program, options)
+    raise InputError(
+        f"no container engine: {' and '.join(wanted)} not found on PATH; on Debian or Ubuntu "
+        "`apt-get install podman runc`, or name one in sandbox.container.engine"
+    )
+
+
+def failed(kind: str, message: str) -> StageError:
+    """A failure of the engine, which is nobody's fault who runs in it."""
+    return StageError(Stage.SANDBOX, kind, message, origin=Origin.INFRASTRUCTURE, retryable=True)
+
+
+def _limit(name: str, most: int) -> str:
+    """`soft:hard` that this process may hand on."""
+    hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+    value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    return f"{value}:{value}"
+
+
+def names_of(lines: str) -> Sequence[str]:
+    """Non-empty lines of an engine's answer."""
+    return [line.strip() for line in lines.splitlines() if line.strip()]
+
+
+def rootless() -> bool:
+    """Whether the engine runs as an ordinary user, so that ids inside are mapped to ids of ours."""
+    return os.geteuid() != 0
