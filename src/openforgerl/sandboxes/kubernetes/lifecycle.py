@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 _TAIL_BYTES = 2048
 _QUOTA_PAUSES = (0.5, 15.0)
 """Seconds between two requests that a quota refuses: first and longest."""
-_LOOK_AGAIN = 10.0
-"""Longest wait for news of a pod that is being removed, before the server is asked itself."""
+_LOOK_AGAIN = 4.0
+"""Beyond its grace, longest wait for news of a pod that is being removed before the server is asked itself."""
 
 
 class Facility:
@@ -59,6 +59,7 @@ class PodLife:
         self.failure: Failure | None = None
         """Why it ended, once that is known."""
         self._failed = asyncio.Event()
+        self._forced = False
         self._watching: asyncio.Task[None] | None = None
         self.on_stream: Callable[[Stream], None] | None = None
         """Takes every connection that its init makes after the first."""
@@ -190,7 +191,7 @@ class PodLife:
             return True
         await cluster.delete(POD, self.name, uid=there["metadata"]["uid"], grace=0)
         self.news.uid = there["metadata"]["uid"]
-        await self._until_gone(time.monotonic() + _LOOK_AGAIN)
+        await self._until_gone(time.monotonic() + _LOOK_AGAIN + self._options.grace)
         self.news.uid, self.news.gone, self.news.since = "", False, float("inf")
         return False
 
@@ -202,6 +203,8 @@ class PodLife:
         made = time.monotonic()
         while self._stream is None:
             waiting = self._still_waiting()
+            if isinstance(waiting, Failure):
+                raise await self._ended(waiting)
             now = time.monotonic()
             since = begun.setdefault(waiting.patience, now)
             left = since + patience[waiting.patience] - now
@@ -215,16 +218,16 @@ class PodLife:
         }
         return self._stream
 
-    def _still_waiting(self) -> Waiting:
-        """What it waits for. Raises StageError when it waits in vain."""
+    def _still_waiting(self) -> Waiting | Failure:
+        """What it waits for, or why it waits in vain."""
         if self.news.gone:
-            raise _stage_error(classification.deleted(self.news.pod))
+            return classification.deleted(self.news.pod)
         assert self.news.pod is not None
         match classification.read(self.news.pod):
             case Waiting() as waiting:
                 return waiting
             case Ended(failure=failure):
-                raise _stage_error(failure)
+                return failure
             case Lost():
                 return Waiting(patience="start", kind="node_lost", message="its node is out of reach")
             case Running():
@@ -265,25 +268,27 @@ class PodLife:
         if self.news.gone or not await cluster.delete(POD, self.name, uid=self.news.uid, grace=self._options.grace):
             return True
         while not await self._until_gone(until):
-            pod = self.news.pod
-            if pod is None or not isinstance(classification.read(pod), Lost):
+            if self._forced or not self._is_lost():
                 return False
             log.warning(
                 "pod %s is on a lost node: its object is removed by force, what runs there is fenced", self.name
             )
+            self._forced = True
             await cluster.delete(POD, self.name, uid=self.news.uid, grace=0)
-            until = time.monotonic() + seconds
         self._facility.room.set()
         return True
 
+    def _is_lost(self) -> bool:
+        return self.news.pod is not None and isinstance(classification.read(self.news.pod), Lost)
+
     async def _until_gone(self, until: float) -> bool:
-        """By the watch; where that says nothing for long, by asking."""
+        """By the watch; where that says nothing for long, by asking. On a lost node nothing will ever come."""
         while not self.news.gone:
             left = until - time.monotonic()
-            if left <= 0:
+            if left <= 0 or (self._is_lost() and not self._forced):
                 return False
             before = self.news.pod
-            await self.news.change(min(left, _LOOK_AGAIN))
+            await self.news.change(min(left, self._options.grace + _LOOK_AGAIN))
             if self.news.pod is before and not self.news.gone:
                 try:
                     there = await self._facility.cluster.get(POD, self.name)

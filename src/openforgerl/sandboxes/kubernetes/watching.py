@@ -8,6 +8,7 @@ import random
 import time
 from contextlib import aclosing
 
+from openforgerl.errors import InputError
 from openforgerl.sandboxes.kubernetes.cluster import POD, Cluster, ClusterError, Object
 
 log = logging.getLogger(__name__)
@@ -85,10 +86,10 @@ class PodWatch:
             self._task = None
 
     def follow(self, name: str) -> News:
-        """News of the pod `name`, from before it is made until `leave`."""
-        news = self._known.get(name)
-        if news is None:
-            news = self._known[name] = News(name)
+        """News of the pod `name`, from before it is made until `leave`. InputError when somebody follows it already."""
+        if name in self._known:
+            raise InputError(f"pod {name} is in use: an attempt has one sandbox at a time under one attempt id")
+        news = self._known[name] = News(name)
         return news
 
     def leave(self, name: str) -> None:
