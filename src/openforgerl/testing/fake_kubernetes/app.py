@@ -7,7 +7,7 @@ import base64
 import binascii
 import random
 from collections import Counter
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -260,9 +260,10 @@ class ApiServer:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         await response.prepare(request)
-        async with aclosing(self.watching.stream(watch)) as lines:
-            async for line in lines:
-                await response.write(line)
+        with suppress(ConnectionResetError):  # the client has left
+            async with aclosing(self.watching.stream(watch)) as lines:
+                async for line in lines:
+                    await response.write(line)
         return response
 
 

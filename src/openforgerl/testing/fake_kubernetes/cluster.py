@@ -163,7 +163,7 @@ class FakeCluster:
     def restore_nodes(self) -> None:
         """Start the kubelet of every lost node again."""
         for name in list(self.nodes.nodes):
-            self.nodes.restore(name)
+            self.kubelet.restore(name)
 
     async def settled(self, timeout: float = 30.0) -> None:
         """Until no container runs and no pod's life goes on. Raises TimeoutError with what is left."""

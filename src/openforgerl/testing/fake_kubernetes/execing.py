@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -56,7 +57,8 @@ async def execute(request: web.Request, kubelet: Kubelet, key: Key) -> web.Strea
         await _end(socket, statuses.Refusal(500, "InternalError", str(error)).body())
         return socket
     try:
-        await _serve(socket, process)
+        with contextlib.suppress(ConnectionResetError):  # the client has left
+            await _serve(socket, process)
     finally:
         process.kill()
     return socket
@@ -128,12 +130,14 @@ async def read_log(request: web.Request, kubelet: Kubelet, key: Key) -> web.Stre
     text = cut(slot.log.read(), query.get("tailLines"), query.get("limitBytes"))
     if query.get("follow", "").lower() not in ("1", "true"):
         return web.Response(body=text, content_type="text/plain")
-    return await _follow(request, slot.log, text)
-
-
-async def _follow(request: web.Request, log: ContainerLog, text: bytes) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     await response.prepare(request)
+    with contextlib.suppress(ConnectionResetError):  # the client has left
+        await _follow(response, slot.log, text)
+    return response
+
+
+async def _follow(response: web.StreamResponse, log: ContainerLog, text: bytes) -> None:
     await response.write(text)
     seen = log.written
     while True:
@@ -143,7 +147,7 @@ async def _follow(request: web.Request, log: ContainerLog, text: bytes) -> web.S
             seen = log.written
             await response.write(fresh)
         elif log.ended:
-            return response
+            return
         else:
             await news.wait()
 

@@ -87,6 +87,13 @@ class Kubelet:
         while self.lives:
             await self._ended.wait()
 
+    def restore(self, node: str) -> None:
+        """Start the kubelet of a lost node again: it reports what still runs there."""
+        self.nodes.restore(node)
+        for life in self.lives.values():
+            if life.node == node:
+                self.spawn(life.reappear())
+
     def image(self, name: str) -> Image:
         """What an image name stands for."""
         for pattern, image in self.images.items():

@@ -78,6 +78,15 @@ class PodLife:
         """Whether nobody hears of this pod's node."""
         return self._node is not None and self._node.lost
 
+    @property
+    def node(self) -> str:
+        """Name of its node; empty while it has none."""
+        return self._node.spec.name if self._node is not None else ""
+
+    async def reappear(self) -> None:
+        """Tell again what there is: meanwhile the node controller has written what it thought."""
+        await self._report()
+
     async def live(self) -> None:
         """From creation to the end of containers and object."""
         flow = asyncio.create_task(self._flow())
