@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from openforgerl.trajectory import Break, SamplePolicy, audit_attempt, build, build_samples, find_breaks
+from openforgerl.trajectory import Break, PrefixWatch, SamplePolicy, audit_attempt, build, build_samples, find_breaks
 from openforgerl.types import (
     CallStatus,
     CallTiming,
@@ -29,7 +31,7 @@ from openforgerl.types import (
 )
 
 from .test_samples import ROLLOUT
-from .world import World, play
+from .world import APPENDING, EDITING, World, play
 
 BASH = ToolSpec(name="bash", parameters={"type": "object"})
 
@@ -207,3 +209,27 @@ def test_changed_tools_are_named() -> None:
     assert (found.cause, found.before, found.now) == ("tools_changed", "", "read")
     (found,) = pair(*ASKED, SAID, SEEN, tools=(ToolSpec(name="bash", parameters={}),))
     assert (found.cause, found.before, found.now) == ("tools_changed", "bash", "bash")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), deeds=st.lists(st.sampled_from(APPENDING + EDITING), max_size=12), strips=st.booleans()
+)
+def test_breaks_are_seen_while_a_session_runs(seed: int, deeds: list[Any], strips: bool) -> None:
+    """Call by call on arrival, knowing only what had come before: what the whole record says in the end."""
+    watch, live = PrefixWatch(), list[str]()
+    begin = World.begin
+
+    class Watched(World):
+        def begin(self, agent: Any) -> ModelCall:
+            known = {call.call_id: call for call in self.calls}
+            call = begin(self, agent)
+            if watch.arrived(call, known) is not None:
+                live.append(call.call_id)
+            return call
+
+    world = Watched(seed, strips=strips)
+    world.turn(world.agents[0])
+    for deed in deeds:
+        deed(world, world.random.choice(world.agents))
+    assert live == [found.call_id for found in find_breaks(build("a", world.calls))]

@@ -394,6 +394,25 @@ def test_a_task_handed_over_word_for_word_does_not_take_the_main_conversation_aw
     assert session.ask(system("Child."), start[1]).role is ThreadRole.SUBAGENT
 
 
+def test_a_first_message_that_quotes_the_one_before_it() -> None:
+    """openclaw, after a call that broke off before the first turn was whole."""
+    session = Recorder()
+    opening = user("[Tue 2026-12-01 00:03 UTC] Copy a.txt to b.txt.")
+    session.record(system(), opening, answer=said("I am"), status=CallStatus.ERROR, finish=FinishReason.ERROR)
+    sign = "[Tue 2026-12-01 00:04 UTC] [Queued user message from a previous active turn; preserved as context only.]"
+    anew = user(f"{sign}\nCopy a.txt to b.txt.\n\nContinue the current task.")
+    found = session.ask(system(), anew)
+    assert (found.thread, found.role, found.parent_call_id) == ("main", ThreadRole.MAIN, None)
+    assert found.evidence == "asks c0 anew"
+    for other in (
+        (system("Other."), anew),
+        (system(), user(f"{sign}\nDelete everything.")),
+        (system(), user("Copy a.txt to b.txt. Continue the current task.")),
+    ):
+        assert session.ask(*other).role is ThreadRole.UNATTRIBUTED
+    assert session.ask(system(), anew, tools=()).role is ThreadRole.UNATTRIBUTED
+
+
 def test_a_header_keeps_the_main_conversation_together_over_a_rewrite() -> None:
     session = Recorder()
     session.record(*START, answer=said("a"), headers={"thread-id": "t1"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import sys
@@ -110,8 +111,10 @@ def replay(
     of RUN's config with what -c and -s change. With --fork the config's engine goes on from call N: try another
     model on the same beginning. Exit code 0: every request is as recorded; 1: something differs.
     """
-    tree: dict[str, Any] = _recorded_config(folder)
-    known = {field.name for field in msgspec.structs.fields(RoomsConfig)}
+    recorded = asyncio.run(_read(folder, rollout))
+    tree = _recorded_config(folder)
+    tree["harness"] = {**tree.get("harness", {}), "name": recorded.rollout.harness}
+    known = {field.name for field in msgspec.structs.fields(RoomsConfig)} - {"mix"}
     config = resolve(ReplayConfig, chosen, base={name: value for name, value in tree.items() if name in known})
     if config is None:
         return
@@ -120,7 +123,7 @@ def replay(
         config = msgspec.structs.replace(config, tasks=tasks)
     with contextlib.ExitStack() as stack:
         place = kept or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="openforgerl-replay-")))
-        report = run_until_interrupted(_replay(folder, rollout, config, place, fork, seed), "Nothing is kept of it.")
+        report = run_until_interrupted(_replay(folder, recorded, config, place, fork, seed), "Nothing is kept of it.")
     if as_json:
         click.echo(msgspec.json.encode(report))
     else:
@@ -145,9 +148,8 @@ def _recorded_config(folder: Path) -> dict[str, Any]:
 
 
 async def _replay(
-    folder: Path, name: str, config: ReplayConfig, place: Path, fork: int | None, seed: int | None
+    folder: Path, recorded: Recorded, config: ReplayConfig, place: Path, fork: int | None, seed: int | None
 ) -> ReplayReport:
-    recorded = await _read(folder, name)
     task = _task(config, recorded.rollout)
     check_rooms(config)
     tokenizer = folder / TOKENIZER
@@ -197,6 +199,7 @@ async def _attempt(
         index=0,
         seed=recorded.rollout.seed if drawn is None else drawn,
         purpose="replay",
+        harness=config.harness.name,
         task_digest=task.digest,
     )
     told = dataclasses.replace(folder, calls=_Told(folder.calls, engine.asked))

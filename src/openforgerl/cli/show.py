@@ -95,6 +95,14 @@ def _summary(attempts: list[Attempt], rollouts: dict[str, Rollout], console: Con
         solved = sum(verdict.passed for verdict in verdicts)
         table.add_row(*map(cell, (purpose, str(len(found)), str(solved), str(len(verdicts)), failures)))
     console.print(table)
+    broken: Counter[str] = Counter()
+    for attempt in attempts:
+        broken.update(attempt.harness.get("prefix_breaks", {}))
+    if broken:
+        causes = ", ".join(f"{count} {cause}" for cause, count in broken.most_common())
+        console.print(
+            plain(f"prefixes broken: {causes}; `openforgerl audit` shows where"), highlight=False, markup=False
+        )
 
 
 async def _counted(store: CallStore) -> list[tuple[Session, int]]:

@@ -21,10 +21,10 @@ from openforgerl.proxy.credentials import given_key, recorded_headers
 from openforgerl.proxy.exchange import Arrival, Exchange, Gateway
 from openforgerl.proxy.failures import ClientLeft, unrenderable
 from openforgerl.proxy.options import ProxyOptions
+from openforgerl.proxy.placing import place
 from openforgerl.proxy.prompting import check_length, images_of, render_prompt
 from openforgerl.proxy.routes import ROUTES, Action, Route, dialect_of
 from openforgerl.proxy.sessions import Ended, LiveSession
-from openforgerl.trajectory.threads import attribute
 from openforgerl.types import JsonValue
 from openforgerl.wire import Address, Dialect
 
@@ -148,19 +148,13 @@ async def count(route: Route, request: web.Request) -> web.StreamResponse:
     check_length(parsed.conversation, gateway.engine)
     images = await images_of(parsed, gateway.store)
     async with session.counting:
-        found = attribute(
-            session.known,
-            parsed.conversation,
-            headers=recorded_headers(request),
-            opening=not session.known,
-            max_tokens=parsed.max_tokens,
-        )
+        placed = place(session, parsed, recorded_headers(request), gateway.options)
         try:
             prompt = await render_prompt(
                 gateway.renderer,
                 session.record,
-                parsed.conversation,
-                restored=found.restored,
+                placed.conversation,
+                restored=placed.found.restored,
                 images=images,
                 forced=None if isinstance(gateway.engine, ConversationEngine) else parsed.forced,
             )

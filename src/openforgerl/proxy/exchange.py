@@ -25,11 +25,11 @@ from openforgerl.errors import (
 from openforgerl.protocols import AnswerParser, ConversationEngine, Engine, Renderer
 from openforgerl.proxy.failures import ClientLeft, Stopped, classified
 from openforgerl.proxy.options import ProxyOptions
+from openforgerl.proxy.placing import Notices, place
 from openforgerl.proxy.prompting import check_length, images_of, render_prompt
 from openforgerl.proxy.sampled import SampledTokens
 from openforgerl.proxy.sessions import CallLog, Ended, LiveSession, SessionRegistry
 from openforgerl.proxy.spoken import RELAYED, SpokenAnswer, render_or_note
-from openforgerl.trajectory.threads import attribute
 from openforgerl.types import (
     CallStatus,
     CallTiming,
@@ -59,6 +59,7 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True):
     options: ProxyOptions
     dialects: Mapping[str, Dialect]
     """The served ones, by name."""
+    notices: Notices = msgspec.field(default_factory=Notices)
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,9 +184,10 @@ class Exchange:
         meanwhile are told apart by what is known.
         """
         async with self._session.prompting:
-            found = await self._rendered()
-            self._session.remember(found[0])
-            return found
+            call, left = await self._rendered()
+            call = self._gateway.notices.noticed(self._session, call)
+            self._session.remember(call)
+            return call, left
 
     async def _rendered(self) -> tuple[ModelCall, int]:
         session, engine = self._session, self._gateway.engine
@@ -195,14 +197,9 @@ class Exchange:
         check_length(request.conversation, engine)
         self._images = await images_of(request, self._gateway.store)
         index = session.take_index()
-        found = attribute(
-            session.known,
-            request.conversation,
-            headers=self._arrival.headers,
-            opening=not session.known,
-            max_tokens=request.max_tokens,
-        )
-        conversation = session.shared(request.conversation, found.parent_call_id)
+        placed = place(session, request, self._arrival.headers, self._gateway.options)
+        found = placed.found
+        conversation = session.shared(placed.conversation, found.parent_call_id)
         rendering = render_prompt(
             self._gateway.renderer,
             record,
@@ -232,7 +229,7 @@ class Exchange:
             sampling_asked=request.asked,
             sampling_applied=applied,
             off_policy=RELAYED if self._spoken else applied.off_policy if request.forced is None else "forced",
-            warnings=(*request.warnings, *unlisted),
+            warnings=(*request.warnings, *unlisted, *placed.warnings),
             timing=CallTiming(received=self._arrival.received),
             request=request.raw,
             request_headers=dict(self._arrival.headers),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Literal
+
 import msgspec
 
 
@@ -23,6 +26,14 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Origin that agents reach the data port under, when it is not its own address (`https://proxy.example`)."""
     strict_fields: bool = False
     """Refuse request fields that the dialect's table does not list, instead of recording them."""
+    scrub: tuple[str, ...] = ()
+    """Regular expressions of lines that are removed from system and user messages before the model sees them: headers
+    that change with every request, and so make every call a row of its own. The model never sees what they say. The
+    request as it came is recorded too, with a warning for each expression that fitted a line."""
+    reasoning: Literal["as-template", "restore"] = "as-template"
+    """What is rendered of a turn that the harness sends back without its thought. `as-template`: the turn as it came,
+    which is what the model would be served in deployment. `restore`: with its thought, where all before it is as it
+    was; whether it is shown is then the chat template's decision."""
     body_limit_mb: float = 64.0
     """Largest request body in MiB; a larger one gets 413."""
     header_limit_kb: int = 16
@@ -47,6 +58,11 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("port", "control_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ValueError(f"{name} must be 0 to 65535; got {getattr(self, name)!r}")
+        for pattern in self.scrub:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"scrub must be regular expressions; {pattern!r} is none: {error}") from error
         for name in (
             "body_limit_mb",
             "header_limit_kb",

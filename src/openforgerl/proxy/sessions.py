@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from openforgerl.errors import WireError
+from openforgerl.trajectory.breaks import PrefixWatch
 from openforgerl.types import (
     CallStatus,
     Conversation,
@@ -86,8 +87,10 @@ class LiveSession:
         self._next_index = 1 + max((call.index for call in calls), default=-1)
         self._known = {call.call_id: _light(call) for call in calls}
         self._thoughts: dict[str, Reasoning] = {}
+        self.breaks = PrefixWatch()
         for call in calls:
             self._keep_thoughts(call)
+            self.breaks.arrived(call, self._known)
         self.prompting = asyncio.Lock()
         """Held while a call is attributed and rendered."""
         self.counting = asyncio.Lock()
@@ -101,6 +104,11 @@ class LiveSession:
     def known(self) -> tuple[ModelCall, ...]:
         """Recorded calls in order of arrival, without raw bodies: what a new call may continue."""
         return tuple(self._known.values())
+
+    @property
+    def by_id(self) -> Mapping[str, ModelCall]:
+        """`known` by call id."""
+        return self._known
 
     @property
     def in_flight(self) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from openforgerl.errors import StageError, boundary
 from openforgerl.protocols import Harness, Sandbox, Sandboxes, Sessions, Verifier
 from openforgerl.rollout.judging import OnTimeout, RolloutOptions, judge
-from openforgerl.trajectory import build
+from openforgerl.trajectory import build, count_breaks
 from openforgerl.types import (
     Attempt,
     Exit,
@@ -94,6 +94,8 @@ class AttemptWork:
 
     def finished(self, outcome: Outcome) -> Attempt:
         """The attempt with everything gathered and its outcome."""
+        if broken := count_breaks(self.calls):
+            self.harness["prefix_breaks"] = broken
         return msgspec.structs.replace(
             self.attempt,
             finished_at=time.time(),
@@ -163,7 +165,12 @@ async def _session(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[OpenedSess
         work.attempt.attempt_id,
         sampling=msgspec.structs.replace(work.sampling, max_tokens=options.max_output_tokens),
         limits=Limits(calls=options.calls, sampled_tokens=options.sampled_tokens, seconds=_timeout(work, rooms) + 30),
-        metadata={"rollout": work.rollout.rollout_id, "task": work.task.name, "run": work.rollout.run_id},
+        metadata={
+            "rollout": work.rollout.rollout_id,
+            "task": work.task.name,
+            "run": work.rollout.run_id,
+            "harness": work.rollout.harness,
+        },
         template_kwargs={},
     )
     try:

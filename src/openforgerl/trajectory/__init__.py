@@ -1,15 +1,16 @@
 """From recorded calls to threads, trajectories and training samples. Pure."""
 
 from openforgerl.trajectory.auditing import AttemptAudit, CallAccount, audit_attempt
-from openforgerl.trajectory.breaks import Break, find_breaks
+from openforgerl.trajectory.breaks import BROKEN, Break, PrefixWatch, count_breaks, find_breaks
 from openforgerl.trajectory.differences import Cause, Difference, first_difference
 from openforgerl.trajectory.marks import Mark, annotate
 from openforgerl.trajectory.options import SamplePolicy
 from openforgerl.trajectory.samples import account, build_samples, check_exact
-from openforgerl.trajectory.threads import Attribution, attribute
+from openforgerl.trajectory.threads import Attribution, attribute, with_thoughts
 from openforgerl.trajectory.tree import build, carried, predecessors
 
 __all__ = [
+    "BROKEN",
     "AttemptAudit",
     "Attribution",
     "Break",
@@ -17,6 +18,7 @@ __all__ = [
     "Cause",
     "Difference",
     "Mark",
+    "PrefixWatch",
     "SamplePolicy",
     "account",
     "annotate",
@@ -26,7 +28,9 @@ __all__ = [
     "build_samples",
     "carried",
     "check_exact",
+    "count_breaks",
     "find_breaks",
     "first_difference",
     "predecessors",
+    "with_thoughts",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from openforgerl.errors import ExactnessError
-from openforgerl.trajectory.breaks import Break, find_breaks
+from openforgerl.trajectory.breaks import BROKEN, Break, find_breaks
 from openforgerl.trajectory.samples import account, check_exact
 from openforgerl.types import ModelCall, Sample, SampleSet, ThreadRole, Totals, Trajectory
 
@@ -41,7 +41,7 @@ class AttemptAudit(msgspec.Struct, frozen=True, kw_only=True):
     off_policy: dict[str, int]
     """Why sampled tokens are not the policy's own → how many; any call that says so, trained or not."""
     warnings: dict[str, int]
-    """What was left out or mended of requests → in how many calls."""
+    """What was left out or mended of requests → in how many calls. (Broken prefixes are among `breaks`.)"""
     findings: tuple[str, ...]
     """What must not be. Empty when all is well."""
 
@@ -58,9 +58,14 @@ def audit_attempt(trajectory: Trajectory, samples: SampleSet) -> AttemptAudit:
         breaks=tuple(find_breaks(trajectory)),
         retries=_retries(trajectory.calls),
         off_policy=_off_policy(trajectory.calls),
-        warnings=dict(sorted(Counter(warning for call in calls.values() for warning in call.warnings).items())),
+        warnings=_warnings(trajectory.calls),
         findings=tuple(_findings(samples, calls, trajectory)),
     )
+
+
+def _warnings(calls: Sequence[ModelCall]) -> dict[str, int]:
+    said = [warning for call in calls for warning in call.warnings if not warning.startswith(BROKEN)]
+    return dict(sorted(Counter(said).items()))
 
 
 def _findings(samples: SampleSet, calls: Mapping[str, ModelCall], trajectory: Trajectory) -> list[str]:

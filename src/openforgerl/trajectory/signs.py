@@ -163,6 +163,18 @@ DELEGATIONS: tuple[Delegation, ...] = (
     Delegation(harness="openclaw", tool="sessions_spawn", argument="task"),
 )
 
+
+class Quotation(msgspec.Struct, frozen=True, kw_only=True):
+    """After a failed call the harness asks anew, with a first user message that has `words` and quotes the old one."""
+
+    harness: str
+    words: str
+
+
+QUOTATIONS: tuple[Quotation, ...] = (
+    Quotation(harness="openclaw", words="[Queued user message from a previous active turn"),
+)
+
 PROBE_TOKENS = 1
 """A request for at most so many tokens, without tools, asks whether the model is there, nothing more."""
 
@@ -218,6 +230,17 @@ def stated_role(conversation: Conversation, max_tokens: int | None) -> tuple[Thr
     return None
 
 
+def quotes(conversation: Conversation, earlier: Conversation) -> bool:
+    """Does the first user message announce that it quotes an earlier one, and hold the one of `earlier`?"""
+    text, quoted = first_user(conversation), _undated(first_user(earlier))
+    return bool(quoted) and quoted in text and any(sign.words in text.partition("\n")[0] for sign in QUOTATIONS)
+
+
+def _undated(text: str) -> str:
+    """Without the time in brackets that OpenClaw puts before what a user says."""
+    return text.partition("] ")[2] if text.startswith("[") else text
+
+
 def delegated(answer: Message) -> Iterator[tuple[str, str]]:
     """Every task that an answer hands to a sub-agent, with the name of the tool."""
     for call in answer.tool_calls:
@@ -248,6 +271,9 @@ def markdown() -> str:
     for given in DELEGATIONS:
         sign = f"first user message holds the `{given.argument}` that the policy gave to `{given.tool}`"
         rows.append((given.harness, "subagent", sign))
+    for quoting in QUOTATIONS:
+        sign = f'first user message holds "{quoting.words}" and the text of an earlier one; same system prompt, tools'
+        rows.append((quoting.harness, "main", sign))
     for same in CONVERSATION_HEADERS:
         rows.append((same.harness, "main", f"header `{same.header}` as in the session's first conversation"))
     lines = ["| harness | role | sign |", "| --- | --- | --- |"]

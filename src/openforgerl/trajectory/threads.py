@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from openforgerl.conversation import digest_message, digest_outline, digest_tools, same_message, same_tools
-from openforgerl.trajectory.signs import Announcement, announcement, delegated, first_user, stated_role
+from openforgerl.trajectory.signs import Announcement, announcement, delegated, first_user, quotes, stated_role
 from openforgerl.types import (
     CallStatus,
     Conversation,
@@ -98,6 +98,27 @@ def attribute(
         parent_call_id=parent.call_id,
         restored=_restored(calls, parent, conversation),
     )
+
+
+def with_thoughts(
+    known: Sequence[ModelCall], conversation: Conversation, *, headers: Mapping[str, str]
+) -> Conversation:
+    """The conversation with the thoughts that the harness dropped from turns of ours put back.
+
+    Only where all messages up to the turn are what was recorded, other dropped thoughts aside: where the harness
+    rewrote more than that, its history is taken as it is.
+    """
+    calls = sorted(known, key=lambda call: (call.index, call.call_id))
+    match = _parent(calls, conversation, announcement(headers))
+    if match is None or match.exact or match.call.answer is None:
+        return conversation
+    theirs = (*match.call.conversation.messages, match.call.answer)
+    # What the harness sent is kept but for the parts: it may spell call ids in its own way.
+    restored = [
+        msgspec.structs.replace(now, parts=then.parts) if then.reasoning and not now.reasoning else now
+        for then, now in zip(theirs, conversation.messages, strict=False)
+    ]
+    return msgspec.structs.replace(conversation, messages=(*restored, *conversation.messages[len(restored) :]))
 
 
 def _repeated(calls: Sequence[ModelCall], conversation: Conversation, said: Announcement) -> ModelCall | None:
@@ -217,7 +238,8 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
 
     Yes when it begins like it, up to and including the first user message, under the same tools or with
     a sampled answer in that beginning; when it holds all of it, a sampled answer last, under the same tools but
-    another system prompt (a date or counter in it); or when it carries the answer of a compaction of this session.
+    another system prompt (a date or counter in it); when it quotes its first user message by the harness's own sign;
+    or when it carries the answer of a compaction of this session.
     """
     best: tuple[int, ModelCall] | None = None
     # A request without an agent header is not a sub-agent's, and side requests are never rewritten, only repeated.
@@ -243,6 +265,9 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
     elsewhere = _under_another_system(candidates, conversation)
     if elsewhere is not None:
         return elsewhere.thread, elsewhere.role, f"continues {elsewhere.call_id} under another system prompt"
+    for call in reversed(candidates):
+        if quotes(conversation, call.conversation) and _same_start(call.conversation, conversation):
+            return call.thread, call.role, f"asks {call.call_id} anew"
     for call in reversed(calls):
         if call.role is not ThreadRole.COMPACTION or call.answer is None or len(call.answer.text.strip()) < _QUOTE:
             continue
@@ -281,19 +306,16 @@ def _compacted_thread(
 ) -> ModelCall | None:
     """The last call before the compaction that has the system prompt and tools of what goes on after it."""
     for call in reversed(calls):
-        if (
-            call.index < compaction.index
-            and same_tools(call.conversation.tools, conversation.tools)
-            and _same_system(call.conversation.messages, conversation.messages)
-        ):
+        if call.index < compaction.index and _same_start(call.conversation, conversation):
             return call
     return None
 
 
-def _same_system(left: Sequence[Message], right: Sequence[Message]) -> bool:
-    first, second = left[:1], right[:1]
+def _same_start(left: Conversation, right: Conversation) -> bool:
+    """Have both a system prompt, the same one, and the same tools?"""
+    first, second = left.messages[:1], right.messages[:1]
     has_system = [bool(start) and start[0].role is Role.SYSTEM for start in (first, second)]
-    return has_system == [True, True] and same_message(first[0], second[0])
+    return has_system == [True, True] and same_message(first[0], second[0]) and same_tools(left.tools, right.tools)
 
 
 def _agent(call: ModelCall) -> str | None:

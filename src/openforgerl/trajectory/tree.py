@@ -79,6 +79,11 @@ def predecessors(trajectory: Trajectory) -> dict[str, str | None]:
     return before
 
 
+def follows(parent: ModelCall, child: ModelCall) -> bool:
+    """Whether the child's prompt begins with all that the parent saw and sampled (see `carried`)."""
+    return _restored(parent, child) or carried(parent, child) is not None
+
+
 def _restored(parent: ModelCall, child: ModelCall) -> bool:
     """Whether the child's prompt says that it restored the parent's answer where the parent sampled it.
 
@@ -102,7 +107,7 @@ def _predecessor(call: ModelCall, by_id: Mapping[str, ModelCall], ordered: Seque
         parent = by_id.get(at.parent_call_id)
         if parent is None or parent.index >= at.index:
             break
-        if _restored(parent, call) or carried(parent, call) is not None:
+        if follows(parent, call):
             return parent
         at = parent
     if call.parent_call_id is not None and call.parent_call_id in by_id:
