@@ -2,5 +2,6 @@
 
 from openforgerl.config.loading import load_config, resolved_json
 from openforgerl.config.schema import RoomsConfig, TasksOptions
+from openforgerl.config.selection import choose_tasks
 
-__all__ = ["RoomsConfig", "TasksOptions", "load_config", "resolved_json"]
+__all__ = ["RoomsConfig", "TasksOptions", "choose_tasks", "load_config", "resolved_json"]

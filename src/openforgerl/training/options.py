@@ -130,6 +130,9 @@ class GrpoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Every rollout weighs the same, however many calls, samples or tokens it took."""
     shuffle_rewards: bool = False
     """Control experiment: rewards are permuted over all rollouts of a step, so nothing can be learned from them."""
+    served_difference: float | None = None
+    """After each weight update the log-probs of served and trained weights are compared; a mean difference above
+    this, in nats, stops training. None = 1e-3 where both compute in fp32 on this machine, else 0.05."""
     keep_checkpoints: int = 2
     """Latest recorded checkpoints kept."""
     seed: int = 0
@@ -146,6 +149,8 @@ class GrpoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "at most groups_per_step",
             self.updates_per_step,
         )
+        if self.served_difference is not None:
+            _check(self.served_difference > 0, "served_difference", "above 0", self.served_difference)
         _check(0 < self.clip_low < 1, "clip_low", "between 0 and 1", self.clip_low)
         _check(self.clip_high > 0, "clip_high", "above 0", self.clip_high)
         _check(self.clip_dual > 1, "clip_dual", "above 1", self.clip_dual)
