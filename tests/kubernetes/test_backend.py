@@ -71,9 +71,9 @@ ENDS = [
 ]
 NEVER_RUN = [
     ("image-missing", "image_pull", True),
-    ("image-never", "image_absent", False),
+    ("image-never", "image_absent", True),
     ("unschedulable", "unschedulable", True),
-    ("start-error", "start_error", False),
+    ("start-error", "start_error", True),
 ]
 
 

@@ -65,23 +65,24 @@ _REFUSED_BY_NODE = ("OutOf", "Node", "Taint", "Pod")
 _OWN_LIMIT = ("exceeds the limit", "exceeds the total limit", "exceeded its local ephemeral storage limit")
 """What an eviction's message says when the pod itself wrote too much; else its node was in need."""
 
-_TERMINATED: dict[str, tuple[str, bool]] = {
-    # reason → kind, retryable
-    "OOMKilled": ("oom", True),
-    "StartError": ("start_error", False),
-    "ContainerCannotRun": ("start_error", False),
-    "ContainerStatusUnknown": ("node_lost", True),
+_TERMINATED = {
+    "OOMKilled": "oom",
+    "StartError": "start_error",
+    "ContainerCannotRun": "start_error",
+    "ContainerStatusUnknown": "node_lost",
 }
-_SIGNALLED = {137: "killed", 143: "terminated"}
+"""Termination reason → kind. All may go better on another node, and refills are bounded."""
+_CODES = {128: "start_error", 137: "killed", 143: "terminated"}
 
 _HOPELESS = {
-    "ErrImageNeverPull": "image_absent",
-    "InvalidImageName": "image_name",
-    "CreateContainerConfigError": "pod_config",
-    "CreateContainerError": "start_error",
-    "RunContainerError": "start_error",
+    # reason → kind, retryable (another node may have the image)
+    "ErrImageNeverPull": ("image_absent", True),
+    "InvalidImageName": ("image_name", False),
+    "CreateContainerConfigError": ("pod_config", False),
+    "CreateContainerError": ("start_error", True),
+    "RunContainerError": ("start_error", True),
 }
-"""Waiting reasons that no waiting changes → kind."""
+"""Waiting reasons that no waiting changes."""
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError", "SignatureValidationFailed")
 
 
@@ -148,13 +149,8 @@ def _terminated(state: Object, what: str) -> Failure:
     tail = str(state.get("message") or "").strip()
     said = f"{what} ended: {reason or 'no reason'}, exit code {code}"
     evidence = {"reason": reason, "exit_code": str(code)} | ({"tail": tail[-2000:]} if tail else {})
-    if reason in _TERMINATED:
-        kind, retryable = _TERMINATED[reason]
-    elif code == 128:
-        kind, retryable = "start_error", False
-    else:
-        kind, retryable = _SIGNALLED.get(code, "init_ended"), True
-    return _failure(kind, f"{said}{'; ' + tail[-500:] if tail else ''}", retryable=retryable, evidence=evidence)
+    kind = _TERMINATED.get(reason) or _CODES.get(code, "init_ended")
+    return _failure(kind, f"{said}{'; ' + tail[-500:] if tail else ''}", evidence=evidence)
 
 
 def _waiting(state: Object) -> Reading | None:
@@ -162,7 +158,8 @@ def _waiting(state: Object) -> Reading | None:
     reason = str(state.get("reason") or "")
     text = f"{reason}: {state.get('message') or 'no message'}"
     if reason in _HOPELESS:
-        return Ended(failure=_failure(_HOPELESS[reason], text, retryable=False))
+        kind, retryable = _HOPELESS[reason]
+        return Ended(failure=_failure(kind, text, retryable=retryable))
     if reason in _PULLING:
         return Waiting(patience="pull", kind="image_pull", message=text)
     return None
