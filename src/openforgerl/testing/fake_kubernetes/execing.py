@@ -25,7 +25,7 @@ def find(kubelet: Kubelet, key: Key, container: str) -> tuple[PodLife, Slot]:
     """The pod's life and its container. Raises Refusal (400, 404)."""
     stored = kubelet.registry.objects.get(PODS, key)
     life = kubelet.lives[stored.uid]
-    names = [slot.name for slot in life.slots]
+    names = [one["name"] for one in stored.body["spec"]["containers"]]
     if not container and len(names) > 1:
         listed = " ".join(names)
         raise statuses.bad_request(f"a container name must be specified for pod {key[1]}, choose one of: [{listed}]")

@@ -172,11 +172,12 @@ class PodLife:
         if self._planted is not None:
             self._planted.node = name
         self._machine.registry.bind(self.key, self.uid, name, self._status.body())
-        self.pod = {**self.pod, "spec": {**self._spec, "nodeName": name}, "status": self._status.body()}
+        self.pod = {**self.pod, "spec": {**self._spec, "nodeName": name}}
         self._event("Scheduled", f"Successfully assigned {'/'.join(self.key)} to {name}", source="default-scheduler")
 
     async def _mount(self) -> None:
         self._status.accepted = self._clock.now()
+        self.pod = {**self.pod, "status": self._status.body()}
         await self._report()
         complained = False
         while True:

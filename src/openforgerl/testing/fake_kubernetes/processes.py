@@ -27,7 +27,7 @@ _ETC = (
     "ld.so.conf.d localtime magic mime.types nsswitch.conf os-release passwd pki profile protocols resolv.conf "
     "services shells ssl terminfo"
 )
-_WRITABLE = ("/tmp", "/var/tmp", "/run", "/root", "/home")
+_FOR_ALL, _FOR_ROOT = ("/tmp", "/var/tmp"), ("/run", "/root", "/home")
 """Where a container without readOnlyRootFilesystem may write besides its volumes; elsewhere the image is read-only."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -50,7 +50,7 @@ def mount_words(root: Mapping[str, str], launch: Launch) -> list[str]:
     for path, source in sorted(root.items(), key=lambda item: item[0].count("/")):
         words += _shown(path, Path(source), parents)
     words += ["--proc", "/proc", "--dev", "/dev", "--size", str(64 << 20), "--perms", "1777", "--tmpfs", "/dev/shm"]
-    for path in () if launch.read_only else _WRITABLE:
+    for path in () if launch.read_only else _FOR_ALL if launch.uid else (*_FOR_ALL, *_FOR_ROOT):
         words += ["--perms", "1777" if path.endswith("tmp") else "0755", "--tmpfs", path]
     for mount in launch.mounts:
         if mount.memory:
@@ -59,9 +59,9 @@ def mount_words(root: Mapping[str, str], launch: Launch) -> list[str]:
         else:
             words += ["--ro-bind" if mount.read_only else "--bind", str(mount.source), mount.path]
     words += ["--bind", str(launch.termination_file), launch.termination_path]
-    # of the tmpfs that bubblewrap makes, only root owns anything in a real container
-    words += ["--remount-ro", "/dev"] if launch.uid != 0 else []
-    return words + (["--remount-ro", "/"] if launch.read_only else [])
+    # what bubblewrap makes belongs to whoever runs; in a real container it is root's
+    words += ["--remount-ro", "/dev"] if launch.uid else []
+    return words + (["--remount-ro", "/"] if launch.read_only or launch.uid else [])
 
 
 def _shown(path: str, source: Path, parents: set[str]) -> list[str]:
