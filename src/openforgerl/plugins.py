@@ -64,6 +64,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
             "train": "train",
             "tasks": "tasks",
             "harness": "harness",
+            "images": "images",
             "show": "show",
             "export": "export",
             "audit": "audit",

@@ -26,7 +26,8 @@ from openforgerl.types import Attempt, Rollout
 
 ROOT = Path(__file__).parents[2]
 TASK = ROOT / "src/openforgerl/demo/tasks/rl-copy-00"
-FLAGS_PER_VERB = 8
+FLAGS_PER_VERB = 9
+"""Eight of its own, and `--sandbox`."""
 COMMANDS = dict(commands())
 
 

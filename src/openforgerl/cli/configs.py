@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from openforgerl.orchestrator import RunOptions
 T = TypeVar("T", bound=msgspec.Struct)
 
 ENGINE_HELP = "torch:DIR, scripted:FILE, relay:openai:URL or relay:anthropic:URL."
+
+SANDBOX_HELP = "process, container, kubernetes or module:Class: where each attempt runs.  [default: process]"
 
 
 class RunConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +75,20 @@ def config_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_chosen
 
 
+def rooms_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`config_options` of a verb that runs attempts, and where their sandboxes are."""
+
+    @click.option("--sandbox", metavar="BACKEND", help=SANDBOX_HELP)
+    @config_options
+    @functools.wraps(function)
+    def with_sandbox(*, sandbox: str | None, chosen: Chosen, **flags: Any) -> Any:
+        if sandbox is not None:
+            chosen = replace(chosen, settings=(f"backend={sandbox}", *chosen.settings))
+        return function(**flags, chosen=chosen)
+
+    return with_sandbox
+
+
 def resolve(
     schema: type[T], chosen: Chosen, *, base: dict[str, Any] | None = None, flags: dict[str, Any] | None = None
 ) -> T | None:
@@ -108,7 +124,7 @@ def round_options(*, attempts: str, folder: str) -> Callable[[Callable[..., Any]
         @click.option(
             "--run", "folder", type=click.Path(path_type=Path), default=folder, show_default=True, help="Run folder."
         )
-        @config_options
+        @rooms_options
         @functools.wraps(function)
         def with_flags(
             *,

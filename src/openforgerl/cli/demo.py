@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from openforgerl.cli.configs import Chosen, config_options, resolve
+from openforgerl.cli.configs import Chosen, resolve, rooms_options
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.config import load_config
@@ -35,7 +35,7 @@ from openforgerl.protocols import Progress
 )
 @click.option("--run", "folder", type=click.Path(path_type=Path), help="Run folder.  [default: runs/demo]")
 @click.option("--seeds", type=click.IntRange(1, 20), help="Run so many seeds, one after another, and pool the result.")
-@config_options
+@rooms_options
 def demo(
     harness: str,
     folder: Path | None,

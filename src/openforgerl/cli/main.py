@@ -23,6 +23,7 @@ VERBS = {
     "train": "SFT or GRPO on rollouts collected inside the harness.",
     "tasks": "List, show and check Harbor task directories.",
     "harness": "Install harnesses and list what is installed.",
+    "images": "Build the images that containers and pods start from, and send them to a registry.",
     "show": "Show a run: its attempts, or one attempt's tokens.",
     "export": "Write a run's rollouts in another tool's format, and say what that format loses.",
     "audit": "Check that a run's samples are what was sampled, and that every token is accounted for.",

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from openforgerl.cli.configs import Chosen, config_options, given, resolve
+from openforgerl.cli.configs import Chosen, config_options, given, resolve, rooms_options
 from openforgerl.cli.interruption import run_until_interrupted, terminate_like_interrupt
 from openforgerl.cli.progress import open_progress
 from openforgerl.cli.rounds import choose_tasks
@@ -152,7 +152,7 @@ def _split(by_task: dict[str, list[Sample]], config: SftConfig) -> tuple[list[Sa
 @click.option(
     "--run", "folder", type=click.Path(path_type=Path), default=Path("runs/grpo"), show_default=True, help="Run folder."
 )
-@config_options
+@rooms_options
 def grpo(
     tasks: Path | None,
     model: Path | None,

@@ -23,6 +23,7 @@ from openforgerl import __version__, plugins
 from openforgerl.config import RoomsConfig, resolved_json
 from openforgerl.errors import ConfigError, InputError
 from openforgerl.harnesses.options import HarnessOptions
+from openforgerl.orchestrator.environments import WITH_IMAGES, environment_of
 from openforgerl.orchestrator.options import RunOptions
 from openforgerl.orchestrator.runs import Orchestrator
 from openforgerl.protocols import Engine, Harness, NetworkedSandboxes, Renderer, Sandboxes
@@ -32,7 +33,6 @@ from openforgerl.proxy.sessions import CallLog
 from openforgerl.rollout import Rooms
 from openforgerl.sandboxes.bubblewrap import find_bwrap
 from openforgerl.store import CallStore, Database, RunStore
-from openforgerl.tasks import plan_environment
 from openforgerl.types import Attempt, Rollout, SandboxSpec, Task
 
 CONFIG_FILE = "config.json"
@@ -114,7 +114,7 @@ def check_rooms(config: RoomsConfig) -> None:
     """Everything the config names is here. A run calls this before it touches its folder: a config that cannot
     work is then not the folder's config. Raises InputError saying how to get what is missing."""
     backend: Any = plugins.load("sandbox", config.backend)
-    if config.backend == "kubernetes":
+    if config.backend in WITH_IMAGES:
         backend.check(config.sandbox)
     if config.backend == "process":
         find_bwrap(config.sandbox.bwrap)
@@ -245,12 +245,13 @@ def open_harness(options: HarnessOptions) -> Harness:
 
 
 def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: tuple[str, int] | str) -> SandboxSpec:
-    environment = plan_environment(task)
+    environment, image = environment_of(task, config)
     limits = config.limits
     if task.environment.memory_mb is not None:
         limits = msgspec.structs.replace(limits, memory_mb=min(limits.memory_mb, task.environment.memory_mb))
     spec = SandboxSpec(
         run_id=run_id,
+        image=image,
         workdir=environment.workdir,
         files=environment.files,
         env=environment.env,

@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import subprocess
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from openforgerl.errors import StoreError
+import msgspec
+
+from openforgerl.errors import InputError, StoreError
 from openforgerl.sandboxes import seccomp
 from openforgerl.sandboxes.channel import Channel
-from openforgerl.sandboxes.container_engine import Engine, failed, find_engine, names_of
+from openforgerl.sandboxes.container_engine import Engine, failed, find_engine, missing_image, names_of
 from openforgerl.sandboxes.container_records import ContainerRef, load_containers
 from openforgerl.sandboxes.container_run import LABEL, meet, run_words, serve_directory
 from openforgerl.sandboxes.container_vessel import ContainerVessel, described
@@ -42,6 +45,19 @@ class ContainerSandboxes:
         self._runtime: Runtime | None = None
         self._images: dict[str, dict[str, JsonValue]] = {}
         self._starting = asyncio.Lock()
+
+    @classmethod
+    def check(cls, options: SandboxOptions) -> None:
+        """Refuse, before a run begins, what cannot work. Raises InputError saying how to get what is missing."""
+        engine = find_engine(options.container)
+        reference = options.container.image or base_reference()
+        words = [engine.program, "image", "inspect", "--format", "{{.Id}}", reference]
+        try:
+            found = subprocess.run(words, capture_output=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise InputError(f"`{' '.join(words)}` failed: {error}") from error
+        if found.returncode != 0:
+            raise InputError(missing_image(engine.program, reference, found.stderr.decode(errors="replace")))
 
     @asynccontextmanager
     async def create(self, spec: SandboxSpec, attempt_id: str) -> AsyncGenerator[LiveSandbox]:
@@ -98,6 +114,8 @@ class ContainerSandboxes:
     async def _start(self, spec: SandboxSpec, attempt_id: str) -> LiveSandbox:
         reference = spec.image or self._options.container.image or base_reference()
         engine, runtime, image = await self._prepared(reference)
+        if spec.image:  # the base image's variables are nobody's; a task's own are part of its environment
+            spec = msgspec.structs.replace(spec, env={**image_variables(image), **spec.env})
         token = secrets.token_hex(6)
         ref = ContainerRef(
             run_id=spec.run_id, attempt_id=attempt_id, token=token, engine=engine.program, name=f"openforgerl-{token}"
@@ -139,6 +157,12 @@ class ContainerSandboxes:
             await asyncio.shield(discard(engine, ref, self._state))
             raise
         return sandbox
+
+
+def image_variables(image: dict[str, JsonValue]) -> dict[str, str]:
+    """The ENV of an image."""
+    lines = msgspec.convert(image["variables"], list[str])
+    return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def layers_of(spec: SandboxSpec) -> list[JsonValue]:

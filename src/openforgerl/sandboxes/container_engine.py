@@ -93,19 +93,17 @@ class Engine:
         return await self.call(*self._before, "run", *self._after, *words, timeout=timeout)
 
     async def image(self, reference: str) -> dict[str, JsonValue]:
-        """Its id and digests, for the record. InputError naming the way to get it when it is not here."""
+        """Its id, digests and variables, for the record. InputError naming the way to get it when it is not here."""
         code, out, err = await self.call("image", "inspect", reference)
         if code != 0:
-            raise InputError(
-                f"image {reference!r} is not in the store of {self.program}: build it with `openforgerl images build`, "
-                f"or get it with `{self.program} pull {reference}` ({err[-200:]})"
-            )
+            raise InputError(missing_image(self.program, reference, err))
         found: dict[str, Any] = json.loads(out)[0]
         identity = str(found["Id"])
         return {
             "reference": reference,
             "id": identity if identity.startswith("sha256:") else f"sha256:{identity}",
             "digests": list(found.get("RepoDigests") or []),
+            "variables": list((found.get("Config") or {}).get("Env") or []),
         }
 
     async def prove(self, image: str, runtime: Runtime, *, timeout: float = 60.0) -> None:
@@ -161,6 +159,14 @@ def find_engine(options: ContainerOptions) -> Engine:
     raise InputError(
         f"no container engine: {' and '.join(wanted)} not found on PATH; on Debian or Ubuntu "
         "`apt-get install podman runc`, or name one in sandbox.container.engine"
+    )
+
+
+def missing_image(program: str, reference: str, said: str) -> str:
+    """What to say of an image that the engine does not have."""
+    return (
+        f"image {reference!r} is not in the store of {program}: build it with `openforgerl images build`, "
+        f"or get it with `{program} pull {reference}` ({said.strip()[-200:]})"
     )
 
 

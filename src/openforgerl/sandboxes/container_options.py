@@ -12,6 +12,8 @@ class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """`podman`, `docker` or a program that takes the same command line; None = the first of the two on PATH."""
     image: str = ""
     """Image of a task that names none; empty = the base image of `openforgerl images build`."""
+    replace_from: bool = False
+    """Build tasks' Dockerfiles on that image instead of the one in their FROM, which no registry may have here."""
     cpus: float | None = None
     """Cores of one container; None = as many as it likes."""
     parallel: int = 4

@@ -59,6 +59,15 @@ def plan_environment(task: Task) -> EnvironmentPlan:
     )
 
 
+def needs_image(task: Task) -> bool:
+    """Whether a task's environment is more than files and variables on top of some system."""
+    try:
+        plan_environment(task)
+    except TaskError:
+        return True
+    return False
+
+
 class _Reader:
     def __init__(self, task: str, context: Path) -> None:
         self.context = context

@@ -1,0 +1,113 @@
+"""`openforgerl images`: what containers start from, built here and sent where it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from openforgerl.config import load_config
+from openforgerl.config.schema import RoomsConfig
+from openforgerl.errors import InputError
+from openforgerl.sandboxes.container_engine import Engine, find_engine
+from openforgerl.sandboxes.container_options import ContainerOptions
+from openforgerl.sandboxes.images import (
+    REPOSITORY,
+    base_reference,
+    build_base,
+    build_task,
+    present,
+    task_reference,
+)
+from openforgerl.tasks import needs_image, read_tasks
+from openforgerl.types import Task
+
+_config = click.option(
+    "-c", "--config", "config", type=click.Path(path_type=Path, dir_okay=False), help="A TOML config file."
+)
+_settings = click.option("-s", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one value.")
+_tasks = click.argument("tasks", required=False, type=click.Path(path_type=Path, exists=True))
+
+
+@click.group()
+def images() -> None:
+    """Build the images that containers and pods start from, and send them to a registry."""
+
+
+@images.command()
+@_tasks
+@_config
+@_settings
+def build(tasks: Path | None, config: Path | None, settings: tuple[str, ...]) -> None:
+    """Build the base image, and an image for each of TASKS whose Dockerfile runs commands.
+
+    The base image is made from Debian's packages by mmdebstrap, once. A task whose Dockerfile only copies files
+    and sets variables needs no image of its own.
+    """
+    options = _options(config, settings)
+    engine = find_engine(options)
+
+    async def work() -> None:
+        if not options.image:
+            click.echo("base image: about two minutes when it is not there", err=True)
+            _say(*await build_base(engine))
+        base = options.image or base_reference()
+        for task in _found(tasks):
+            if needs_image(task):
+                _say(*await build_task(engine, task, base if options.replace_from else None))
+            else:
+                click.echo(f"{task.name}: needs no image of its own", err=True)
+
+    asyncio.run(work())
+
+
+@images.command()
+@click.argument("registry")
+@_tasks
+@_config
+@_settings
+def push(registry: str, tasks: Path | None, config: Path | None, settings: tuple[str, ...]) -> None:
+    """Push the base image and those of TASKS to REGISTRY (host/path), and print the digests to name in configs.
+
+    Log in with the engine's own `login` first.
+    """
+    options = _options(config, settings)
+    engine = find_engine(options)
+
+    async def work() -> None:
+        base = options.image or base_reference()
+        references = [base]
+        references += [
+            task_reference(task, base if options.replace_from else None) for task in _found(tasks) if needs_image(task)
+        ]
+        for reference in references:
+            click.echo(await _pushed(engine, reference, registry))
+
+    asyncio.run(work())
+
+
+async def _pushed(engine: Engine, reference: str, registry: str) -> str:
+    if not await present(engine, reference):
+        raise InputError(f"image {reference} is not here: build it with `openforgerl images build`")
+    name = reference.removeprefix(REPOSITORY + "/")
+    target = f"{registry.rstrip('/')}/{name}"
+    for words in (("tag", reference, target), ("push", target)):
+        code, _, err = await engine.call(*words, timeout=3600)
+        if code != 0:
+            raise InputError(f"`{engine.program} {' '.join(words)}` failed: {err[-500:]}")
+    digests = (await engine.image(target))["digests"]
+    return f"{target} {digests}"
+
+
+def _options(config: Path | None, settings: tuple[str, ...]) -> ContainerOptions:
+    return load_config(RoomsConfig, config, settings).sandbox.container
+
+
+def _found(tasks: Path | None) -> list[Task]:
+    """Tasks with a Dockerfile of their own."""
+    return [] if tasks is None else [task for task in read_tasks(tasks) if task.environment.dockerfile is not None]
+
+
+def _say(reference: str, built: bool) -> None:
+    click.echo(f"{reference} {'built' if built else 'was there'}")
