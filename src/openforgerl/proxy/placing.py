@@ -36,10 +36,17 @@ def place(session: LiveSession, request: Request, headers: Mapping[str, str], op
     conversation, warnings = scrubbed(request.conversation, options.scrub)
     known = session.known
     if options.reasoning == "restore":
-        restored = with_thoughts(known, conversation, headers=headers)
+        restored = with_thoughts(known, conversation, headers=headers, histories=session.histories)
         warnings += (THOUGHTS_RESTORED,) if restored is not conversation else ()
         conversation = restored
-    found = attribute(known, conversation, headers=headers, opening=not known, max_tokens=request.max_tokens)
+    found = attribute(
+        known,
+        conversation,
+        headers=headers,
+        opening=not known,
+        max_tokens=request.max_tokens,
+        histories=session.histories,
+    )
     return Placed(conversation=conversation, found=found, warnings=warnings)
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from openforgerl.errors import WireError
 from openforgerl.trajectory.breaks import PrefixWatch
+from openforgerl.trajectory.histories import Histories
 from openforgerl.types import (
     CallStatus,
     Conversation,
@@ -86,6 +87,8 @@ class LiveSession:
         """Tokens that counted against `limits.sampled_tokens`."""
         self._next_index = 1 + max((call.index for call in calls), default=-1)
         self._known = {call.call_id: _light(call) for call in calls}
+        self.histories = Histories()
+        """The beginnings of its calls' conversations."""
         self._thoughts: dict[str, Reasoning] = {}
         self.breaks = PrefixWatch()
         for call in calls:
@@ -201,6 +204,7 @@ class LiveSession:
     def forget(self, call_id: str) -> None:
         """A call that could not be recorded: nothing may be attributed to it."""
         self._known.pop(call_id, None)
+        self.histories.forget(call_id)
 
     def reasoning(self, handle: str) -> Reasoning | None:
         """The thought that was given out under this handle (`wire.Memory`)."""
@@ -245,6 +249,7 @@ class LiveSession:
         if at_seal:
             self.record = msgspec.structs.replace(self.record, state=SessionState.SEALED)
             self._known.clear()
+            self.histories = Histories()
             self._thoughts.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from openforgerl.errors import TemplateError
 from openforgerl.rendering.images import MeasuredImage
 from openforgerl.rendering.tokenizer import AddedToken, Piece, Stretch, TokenCodec
-from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Traced, expand, runs_of
+from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Runs, Traced, expand_part, runs_of
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -38,11 +39,12 @@ class Layout:
     def __init__(self, codec: TokenCodec, traced: Traced, data: Callable[[], Iterable[str]]) -> None:
         """`data` gives every string of the conversation; it is asked only if some text's origin is unknown."""
         self.text = str.__str__(traced)
-        self.origins = expand(traced)
-        """One origin per character (see `traced`)."""
+        self.runs = runs_of(traced)
+        """Who wrote each character (see `traced`)."""
+        self._run_starts = [0, *accumulate(length for length, _ in self.runs)][:-1]
         proven = stretches_of(traced, (TEMPLATE,))
         self.pieces: list[Piece] = codec.split(self.text, proven)
-        if UNKNOWN in self.origins:
+        if any(origin == UNKNOWN for _, origin in self.runs):
             possible = codec.split(self.text, stretches_of(traced, (TEMPLATE, UNKNOWN)))
             if possible != self.pieces and not _could_spell(codec.added.values(), data()):
                 self.pieces = possible
@@ -51,10 +53,20 @@ class Layout:
         self._tokens = [i for i, piece in enumerate(self.pieces) if piece.token is not None]
         self._starts = [self.pieces[i].start for i in self._tokens]
         self._first: dict[int, int] = {}
-        at = 0
-        for length, origin in runs_of(traced):
+        for (_, origin), at in zip(self.runs, self._run_starts, strict=True):
             self._first.setdefault(origin, at)
-            at += length
+
+    def origins(self, start: int, stop: int) -> list[int]:
+        """One origin for each character of `[start, stop)`."""
+        return expand_part(self.runs, self._run_starts, start, stop)
+
+    def begins_as(self, runs: Runs, stop: int) -> bool:
+        """Whether the text up to `stop` was written by whom `runs` say, which may go on behind it."""
+        at = bisect_left(self._run_starts, stop) - 1
+        if at < 0 or len(runs) <= at or runs[:at] != self.runs[:at]:
+            return at < 0
+        ours, theirs = self.runs[at], runs[at]
+        return ours[1] == theirs[1] and min(ours[0], theirs[0]) >= stop - self._run_starts[at]
 
     def place(self, token_id: int, images: Sequence[MeasuredImage]) -> None:
         """Say which image each structural placeholder stands for, in order. TemplateError when their numbers differ."""
@@ -62,6 +74,11 @@ class Layout:
         if len(pieces) != len(images):
             raise TemplateError(f"the chat template wrote {len(pieces)} places for {len(images)} images")
         self.images = dict(zip(pieces, images, strict=True))
+
+    def images_before(self, stop: int) -> list[tuple[str, int, tuple[int, int, int]]]:
+        """(sha256, placeholders, grid) of the images placed before a character, in order."""
+        placed = (image for at, image in self.images.items() if self.pieces[at].start < stop)
+        return [(image.sha256, image.count, image.grid) for image in placed]
 
     def turns(self, message: int, header: str, turns: Turns) -> Iterator[Turn]:
         """Where the turn of assistant message `message` may lie; none if it cannot be located with certainty.
@@ -79,7 +96,7 @@ class Layout:
             if index is None or self.pieces[index].start < first:
                 continue
             stop = self.pieces[index].start
-            if all(self.origins[i] in (TEMPLATE, UNKNOWN, message) for i in range(first, stop)):
+            if all(origin in (TEMPLATE, UNKNOWN, message) for origin in self.origins(first, stop)):
                 yield Turn(start, stop, index)
 
     def turn_from(self, start: int, turns: Turns) -> Turn:
@@ -101,9 +118,8 @@ class Layout:
 
     def _starts_before(self, header: str, first: int) -> Iterator[int]:
         """Where only the template wrote from there to `first`: the header's end, then ends of tokens, last first."""
-        written = first
-        while written and self.origins[written - 1] == TEMPLATE:
-            written -= 1
+        run = bisect_left(self._run_starts, first) - 1
+        written = self._run_starts[run] if run >= 0 and self.runs[run][1] == TEMPLATE else first
         after = self._after(header, first) if header else None
         if after is not None and after >= written:
             yield after
@@ -116,7 +132,8 @@ class Layout:
 
     def _end_after(self, start: int, turns: Turns) -> int | None:
         """Index of the first structural token at or after a character that ends a turn."""
-        for index in self._tokens[bisect_left(self._starts, start) :]:
+        for at in range(bisect_left(self._starts, start), len(self._tokens)):
+            index = self._tokens[at]
             piece = self.pieces[index]
             if piece.token is not None and piece.token.id in turns.ends:
                 if turns.goes_on and self.text.startswith(turns.goes_on, piece.stop):
@@ -127,7 +144,7 @@ class Layout:
     def _after(self, header: str, before: int) -> int | None:
         at = self.text.rfind(header, 0, before)
         while at >= 0:
-            if all(self.origins[i] == TEMPLATE for i in range(at, at + len(header))):
+            if all(origin == TEMPLATE for origin in self.origins(at, at + len(header))):
                 return at + len(header)
             at = self.text.rfind(header, 0, at + len(header) - 1)
         return None

@@ -16,6 +16,7 @@ from openforgerl.rendering.images import NoImages, Placeholders
 from openforgerl.rendering.layout import Layout
 from openforgerl.rendering.parsing import IdParser, opens_thought
 from openforgerl.rendering.probing import probe, turn_tokens
+from openforgerl.rendering.remembered import Remembered
 from openforgerl.rendering.restoring import PromptIds, Restorer, Turns
 from openforgerl.rendering.schemas import types_of
 from openforgerl.rendering.shapes import Form, message_forms, milder, tool_form
@@ -23,6 +24,9 @@ from openforgerl.rendering.template import ChatTemplate, strings_in, traced_json
 from openforgerl.rendering.tokenizer import TokenCodec
 from openforgerl.rendering.traced import OUTSIDE, TEMPLATE, Traced, uniform
 from openforgerl.types import Conversation, ForcedCall, JsonValue, Message, ModelCall, Prompt
+
+_HEADERS_HELD = 2**20
+"""Bytes of what templates write before an answer that are remembered."""
 
 RULES = "2"
 """Version of the rules in this room; a change that can change ids must change it."""
@@ -75,6 +79,7 @@ class ChatRenderer:
         if answer_form != "auto":
             parts.append(answer_form)
         self._digest = digest_json(parts)
+        self._headers: Remembered[tuple[str, str, str], str] = Remembered(_HEADERS_HELD)
 
     @property
     def answer_form(self) -> str:
@@ -111,14 +116,17 @@ class ChatRenderer:
         layout = Layout(self._codec, traced, lambda: _data_strings(conversation, kwargs))
         if isinstance(self._images, Placeholders):
             layout.place(self._images.token_id, self._images.measured(conversation, images or {}))
-        header = self._header(name, given, clock, traced) if restored else ""
+        digest = digest_json([self._digest, dict(kwargs)])
+        header = self._known_header((name, digest), given, clock, traced) if restored else ""
         built = self._restorers[name].build(layout, restored, self._bare(name, header))
-        return Prompt(
+        prompt = Prompt(
             ids=tuple(built.ids),
             origins=built.spans(),
             images=tuple(built.images),
-            template_digest=digest_json([self._digest, dict(kwargs)]),
+            template_digest=digest,
         )
+        self._restorers[name].remember(prompt, layout)
+        return prompt
 
     def force(self, prompt: Prompt, conversation: Conversation, call: ForcedCall) -> Prompt:
         """`prompt` with the opening of a tool call at its end, after what closes or skips a thought.
@@ -231,6 +239,21 @@ class ChatRenderer:
         """A header without what opens or skips a thought."""
         found = [at for mark in self._choices[name].thought if (at := header.find(mark)) >= 0]
         return header[: min(found)] if found else header
+
+    def _known_header(self, kind: tuple[str, str], given: Mapping[str, JsonValue], clock: float, prompt: str) -> str:
+        """As `_header`, which is another rendering, but once for each `kind` (template and digest) and last role
+        where the prompt ends in it.
+
+        Should the template ever write another one here, turns may not be found; ids are never wrong: a turn is restored
+        only behind the very ids of its call's prompt.
+        """
+        last = given["messages"][-1]["role"] if given["messages"] else ""
+        key = (*kind, str.__str__(last))
+        header = self._headers.get(key)
+        if header is None or not prompt.endswith(header):
+            header = self._header(kind[0], given, clock, prompt)
+            self._headers.put(key, header, 200 + len(header))
+        return header
 
     def _header(self, name: str, given: Mapping[str, JsonValue], clock: float, prompt: str) -> str:
         """What the generation prompt adds; "" for templates that add nothing or rewrite what is before."""

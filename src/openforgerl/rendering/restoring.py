@@ -18,8 +18,7 @@ branch are restored on it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Hashable, Mapping, Sequence
 
 import msgspec
 
@@ -29,11 +28,16 @@ from openforgerl.rendering.forms import Choice
 from openforgerl.rendering.images import MeasuredImage
 from openforgerl.rendering.layout import Layout, Turn, Turns
 from openforgerl.rendering.parsing import IdParser, opens_thought
+from openforgerl.rendering.remembered import Remembered
 from openforgerl.rendering.schemas import ParameterTypes, types_of
 from openforgerl.rendering.tokenizer import Encoded, TokenCodec
-from openforgerl.rendering.traced import TEMPLATE, UNKNOWN
-from openforgerl.types import CallStatus, FinishReason, ModelCall, OriginSpan, PlacedImage
+from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Runs
+from openforgerl.types import CallStatus, FinishReason, ModelCall, OriginSpan, PlacedImage, Prompt
 
+_HELD = 256 * 2**20
+"""Bytes of earlier prompts with their text that are remembered."""
+_LOOK_BACK = 4
+"""How many of a history's last answers are tried for a remembered prompt."""
 _TAIL_IDS = 96
 """A generation header and what opens or skips a thought, or forces a call, are shorter than this."""
 
@@ -44,11 +48,27 @@ class PromptIds:
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.images: list[PlacedImage] = []
+        self._before: tuple[OriginSpan, ...] = ()
         self._written: list[tuple[int, int]] = []  # (stop, origin) of text, merged
         self._calls: dict[int, str] = {}  # stop of sampled ids → call
 
+    @classmethod
+    def after(cls, prompt: Prompt) -> PromptIds:
+        """The ids of an earlier prompt, to go on from."""
+        built = cls()
+        built.ids += prompt.ids
+        built.images += prompt.images
+        built._before = prompt.origins
+        return built
+
     def encoded(self, encoded: Encoded, origins: Sequence[int]) -> None:
         """Append ids of text; `origins` has one entry per character that the offsets count."""
+        if not encoded.ids:
+            return
+        if origins and origins.count(origins[0]) == len(origins):
+            self.ids += encoded.ids
+            self._wrote(origins[0])
+            return
         for token_id, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
             self.ids.append(token_id)
             # One foreign character makes the id data: a template's id holds nothing but the template's text.
@@ -76,8 +96,8 @@ class PromptIds:
 
     def spans(self) -> tuple[OriginSpan, ...]:
         """Origins so far: ordered, disjoint, complete."""
-        found: list[OriginSpan] = []
-        start = 0
+        found = list(self._before)
+        start = found[-1].stop if found else 0
         for stop, wrote in self._written:
             call_id = self._calls.get(stop)
             if call_id is not None:
@@ -89,6 +109,30 @@ class PromptIds:
                 found.append(OriginSpan(start=start, stop=stop, kind="data", message=message))
             start = stop
         return tuple(found)
+
+
+class _Seen:
+    """What a prompt was made of."""
+
+    def __init__(self, prompt: Prompt, text: str, runs: Runs) -> None:
+        self.prompt = prompt
+        self.text = text
+        self.runs = runs
+        self._images = [(image.sha256, image.count, image.grid) for image in prompt.images]
+
+    def stands_before(self, turn: Turn, layout: Layout, opening: str) -> bool:
+        """Whether the same text of the same writers, with the same images, stands before a turn with that opening."""
+        return (
+            self.text == layout.text[: turn.start] + opening
+            and layout.begins_as(self.runs, turn.start)
+            and layout.images_before(turn.start) == self._images
+        )
+
+
+def _name_of(ids: tuple[int, ...]) -> Hashable:
+    """A short name for many ids; those that share one are told apart by comparing them."""
+    middle = len(ids) // 2
+    return len(ids), ids[middle : middle + 16], ids[-16:]
 
 
 class Restorer:
@@ -105,16 +149,17 @@ class Restorer:
         forced = rf"(?P<call>{re.escape(choice.form.forced)}.*)?" if choice.form.forced else "(?P<call>)"
         self._openings = re.compile(rf"\s*(?:{think}\s*)?(?:{end}\s*)?{forced}", re.DOTALL)
         # Every request asks again about every earlier turn; a pure question, so its answer may be kept.
-        self._same = lru_cache(maxsize=4096)(self._compare)
+        self._answers: Remembered[Hashable, bool] = Remembered(_HELD)
+        self._seen: Remembered[Hashable, _Seen] = Remembered(_HELD)
 
     def build(self, layout: Layout, restored: Mapping[int, ModelCall], header: str) -> PromptIds:
         """The prompt's ids. `restored`: assistant message → the call whose answer it canonically equals.
 
         `header`: what the template writes before an assistant turn, without what opens a thought.
         """
-        built = PromptIds()
-        at = 0
-        for message in sorted(restored):
+        order = sorted(restored)
+        built, at, done = self._resumed(layout, restored, header, order)
+        for message in order[done:]:
             call = restored[message]
             if not may_restore(call) or not self._is_answer(call.sampled_ids):
                 continue
@@ -127,6 +172,51 @@ class Restorer:
         self._advance(built, layout, at, len(layout.text) + 1)
         return built
 
+    def remember(self, prompt: Prompt, layout: Layout) -> None:
+        """What `prompt` was made of, so that a prompt that continues it need not be made from its beginning."""
+        if prompt.ids and prompt.origins:
+            seen = _Seen(prompt, layout.text, layout.runs)
+            # A character is a byte or more; ids are counted by their pointers, runs by their tuples.
+            self._seen.put(_name_of(prompt.ids), seen, len(seen.text) + 8 * len(prompt.ids) + 72 * len(seen.runs))
+
+    def _resumed(
+        self, layout: Layout, restored: Mapping[int, ModelCall], header: str, order: Sequence[int]
+    ) -> tuple[PromptIds, int, int]:
+        """The ids up to and with the last turn that a remembered prompt was answered with; the next piece, and how
+        many of the turns in `order` lie before it.
+
+        The prompt of that call was made by `build` of the very text, by the very writers, that stands here before the
+        turn, and of the same answers: `restored` says that all before is what the call was asked with. So `build` would
+        come to its ids again.
+        """
+        for done in range(len(order), max(0, len(order) - _LOOK_BACK), -1):
+            message = order[done - 1]
+            call = restored[message]
+            seen = self._seen.get(_name_of(call.prompt.ids))
+            if seen is None or seen.prompt != call.prompt or not call.sampled_ids:
+                continue
+            if not may_restore(call) or not self._is_answer(call.sampled_ids):
+                continue
+            opening = self._opening(call.prompt.ids, header)
+            for turn in layout.turns(message, header, self._turns):
+                if seen.stands_before(turn, layout, opening) and self._agrees(layout, turn, call, opening):
+                    built = PromptIds.after(call.prompt)
+                    return built, self._adopt(built, layout, turn, call), done
+        return PromptIds(), 0, 0
+
+    def _agrees(self, layout: Layout, turn: Turn, call: ModelCall, opening: str) -> bool:
+        """Condition 2 for this turn and this call's answer; asked again with every request, so it is remembered."""
+        tools = call.conversation.tools
+        style = msgspec.structs.replace(self._style, calls=self._style.calls and bool(tools))
+        types = types_of(tools) if self._form.typed else ()
+        rendered = layout.text[turn.start : turn.stop]
+        key = (rendered, call.sampled_ids, style, opening, types)
+        found = self._answers.get(key)
+        if found is None:
+            found = self._compare(rendered, call.sampled_ids, style, opening, types)
+            self._answers.put(key, found, len(rendered) + 8 * len(call.sampled_ids) + 500)
+        return found
+
     def _is_answer(self, sampled: Sequence[int]) -> bool:
         """Whether ids are one turn: no image stands behind a placeholder, and what ends a turn stands only last."""
         return self._placeholder not in sampled and self._turns.stop_ids.isdisjoint(sampled[:-1])
@@ -136,19 +226,26 @@ class Restorer:
     ) -> tuple[int, bool]:
         """Append the answer of `call` as this turn if it may stand there; the next piece, and whether it did."""
         opening = self._opening(call.prompt.ids, header)
-        tools = call.conversation.tools
-        style = msgspec.structs.replace(self._style, calls=self._style.calls and bool(tools))
-        types = types_of(tools) if self._form.typed else ()
-        if not self._same(layout.text[turn.start : turn.stop], call.sampled_ids, style, opening, types):
+        if not self._agrees(layout, turn, call, opening):
             return at, False
         at = self._advance(built, layout, at, turn.start)
         before, origins = self._until(layout, at, turn, opening)
         if self._forces(opening):
             before, origins = self._asked(built, call, layout.text[_start(layout, at) : turn.start] + opening)
-        if call.prompt.ids != (*built.ids, *before.ids) or call.prompt.images != tuple(built.images):
+        if not self._stands_at(built, before, call):
             return at, False
         built.encoded(before, origins)
         return self._adopt(built, layout, turn, call), True
+
+    def _stands_at(self, built: PromptIds, before: Encoded, call: ModelCall) -> bool:
+        """Whether the ids so far and those before the turn are the call's own prompt."""
+        asked = call.prompt.ids
+        return (
+            len(asked) == len(built.ids) + len(before.ids)
+            and asked[len(built.ids) :] == before.ids
+            and list(asked[: len(built.ids)]) == built.ids
+            and call.prompt.images == tuple(built.images)
+        )
 
     def _advance(self, built: PromptIds, layout: Layout, at: int, start: int) -> int:
         """Append the pieces from `at` that end before the turn's text; the header's own piece stays."""
@@ -161,7 +258,9 @@ class Restorer:
             if image is not None and piece.token is not None:
                 built.image(piece.token.id, image)
             else:
-                built.encoded(self._codec.encode_piece(layout.text, piece, first=not built.ids), layout.origins)
+                text = layout.text[piece.start : piece.stop]
+                encoded = self._codec.encode_part(text, piece.token, first=not built.ids and piece.start == 0)
+                built.encoded(encoded, layout.origins(piece.start, piece.stop))
             at += 1
         return at
 
@@ -171,7 +270,7 @@ class Restorer:
         before = layout.text[begin : turn.start]
         text = before + opening
         encoded = self._codec.encode(text, [(len(before), len(text))], first=begin == 0)
-        return encoded, layout.origins[begin : turn.start] + [TEMPLATE] * len(opening)
+        return encoded, layout.origins(begin, turn.start) + [TEMPLATE] * len(opening)
 
     def _asked(self, built: PromptIds, call: ModelCall, text: str) -> tuple[Encoded, list[int]]:
         """The rest of the call's own prompt, if it spells `text`: a forced opening was encoded by itself."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from types import BuiltinMethodType, MethodType
 from typing import Any, cast
 
@@ -55,13 +56,16 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
 
-    def render(self, variables: Mapping[str, JsonValue], clock: float) -> Traced:
+    def render(
+        self, variables: Mapping[str, JsonValue], clock: float, *, plain: Mapping[str, JsonValue] | None = None
+    ) -> Traced:
         """The text for `variables` (strings in them may be traced), with an origin for every character.
 
-        `clock` is in Unix seconds. Raises `TemplateError` with the template's own words.
+        `plain` are the same without any traced string, where the caller has them. `clock` is in Unix seconds. Raises
+        `TemplateError` with the template's own words.
         """
         now = _clock(clock)
-        text = _run(self._plain, {**_untraced(variables), "strftime_now": now})
+        text = _run(self._plain, {**(untraced(variables) if plain is None else plain), "strftime_now": now})
         traced = _run(self._traced, {**variables, "strftime_now": _traced_clock(now)})
         if isinstance(traced, Traced) and traced == text:
             return traced
@@ -69,7 +73,7 @@ class ChatTemplate:
 
     def text(self, variables: Mapping[str, JsonValue], clock: float) -> str:
         """The text alone, as transformers renders it."""
-        return _run(self._plain, {**_untraced(variables), "strftime_now": _clock(clock)})
+        return _run(self._plain, {**untraced(variables), "strftime_now": _clock(clock)})
 
 
 def traced_json(value: JsonValue, origin: int) -> JsonValue:
@@ -96,13 +100,14 @@ def strings_in(value: JsonValue) -> Iterable[str]:
             yield from strings_in(item)
 
 
-def _untraced(value: Any) -> Any:
+def untraced(value: Any) -> Any:
+    """A copy of a JSON value in which no string is traced."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, Mapping):
-        return {_untraced(key): _untraced(item) for key, item in value.items()}
+        return {untraced(key): untraced(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_untraced(item) for item in value]
+        return [untraced(item) for item in value]
     return value
 
 
@@ -211,15 +216,20 @@ class _TracingCode(CodeGenerator):
         self.write(")))")
 
 
+def _literal(text: str) -> Traced:
+    """A string that stands in the template's source."""
+    return uniform(text, TEMPLATE)
+
+
 class _TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = _TracingCode
     concat = staticmethod(concat)
     intercepted_binops = frozenset({"%"})
 
-    @staticmethod
-    def literal(text: str) -> Traced:
-        """A string that stands in the template's source."""
-        return uniform(text, TEMPLATE)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Made once: there are as many as the template's source has, and each is asked for in every turn.
+        self.literal = lru_cache(maxsize=None)(_literal)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if not isinstance(left, str):

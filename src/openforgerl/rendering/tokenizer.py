@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -25,6 +26,10 @@ import msgspec
 from tokenizers import Tokenizer
 
 from openforgerl.errors import InputError
+from openforgerl.rendering.remembered import Remembered
+
+_HELD = 64 * 2**20
+"""Bytes of ordinary text with its ids that a codec remembers."""
 
 Stretch = tuple[int, int]
 """Characters `[start, stop)`."""
@@ -94,7 +99,9 @@ class TokenCodec:
         unknown = (state.get("model") or {}).get("unk_token")
         self._never = frozenset(self.added) - {self._whole.token_to_id(unknown) if isinstance(unknown, str) else None}
         self._to_bytes = _byte_reader(state.get("decoder"))
-        self._ordinary = lru_cache(maxsize=4096)(self._encode_ordinary)
+        self._known: Remembered[tuple[str, bool], Encoded] = Remembered(_HELD)
+        self.characters_encoded = 0
+        """Characters of ordinary text that were turned into ids so far; what was remembered is not counted."""
         self._bytes_of = lru_cache(maxsize=None)(self._read_bytes)
 
     def spelled_in(self, text: str) -> bool:
@@ -120,6 +127,12 @@ class TokenCodec:
         encoded = self._ordinary(text[piece.start : piece.stop], first and piece.start == 0)
         return Encoded(encoded.ids, tuple((piece.start + a, piece.start + b) for a, b in encoded.offsets))
 
+    def encode_part(self, text: str, token: AddedToken | None, *, first: bool) -> Encoded:
+        """Ids of the text of one piece; offsets count from its own start."""
+        if token is not None:
+            return Encoded((token.id,), ((0, len(text)),))
+        return self._ordinary(text, first)
+
     def encode(self, text: str, trusted: Sequence[Stretch] | None = None, *, first: bool = True) -> Encoded:
         """Ids of a whole text; `trusted` None means that all of it may be structure."""
         ids: list[int] = []
@@ -137,6 +150,15 @@ class TokenCodec:
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, added tokens included; bytes that are no UTF-8 become U+FFFD."""
         return b"".join(map(self.bytes_of, ids)).decode("utf-8", errors="replace")
+
+    def _ordinary(self, text: str, first: bool) -> Encoded:
+        encoded = self._known.get((text, first))
+        if encoded is None:
+            encoded = self._encode_ordinary(text, first)
+            self.characters_encoded += len(text)
+            # A character is a byte or more, an id with its offsets some thirty words of memory.
+            self._known.put((text, first), encoded, 4 * len(text) + 250 * len(encoded.ids))
+        return encoded
 
     def _encode_ordinary(self, text: str, first: bool) -> Encoded:
         encoding = (self._first if first else self._later).encode(text, add_special_tokens=False)
@@ -197,11 +219,19 @@ class _Matcher:
 
     def _matches(self, text: str, piece: Piece, trusted: Sequence[Stretch]) -> Iterator[tuple[int, int, AddedToken]]:
         assert self._pattern is not None
-        for low, high in [(piece.start, piece.stop)] if self._everywhere else trusted:
+        stretches = [(piece.start, piece.stop)] if self._everywhere else trusted
+        for at in range(bisect_right(stretches, piece.start, key=_stop), len(stretches)):
+            low, high = stretches[at]
+            if low >= piece.stop:
+                return
             low, high = max(low, piece.start), min(high, piece.stop)
             if low < high:
                 for match in self._pattern.finditer(text, low, high):
                     yield match.start(), match.end(), self._by_text[match.group()]
+
+
+def _stop(stretch: Stretch) -> int:
+    return stretch[1]
 
 
 def _stands_alone(text: str, piece: Piece, start: int, stop: int) -> bool:

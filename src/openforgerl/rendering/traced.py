@@ -10,6 +10,7 @@ that is not followed here is a plain `str`, which counts as `UNKNOWN`, never as 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
 
@@ -202,6 +203,17 @@ def runs_of(text: str) -> Runs:
 def expand(text: str) -> list[int]:
     """One origin per character."""
     return [origin for length, origin in runs_of(text) for _ in range(length)]
+
+
+def expand_part(runs: Runs, starts: Sequence[int], start: int, stop: int) -> list[int]:
+    """One origin per character of `[start, stop)`; `starts` says where each run begins."""
+    found: list[int] = []
+    at = max(bisect_right(starts, start) - 1, 0)
+    while at < len(runs) and starts[at] < stop:
+        length, origin = runs[at]
+        found += [origin] * (min(stop, starts[at] + length) - max(start, starts[at]))
+        at += 1
+    return found
 
 
 def origin_at(text: str, index: int) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from openforgerl.conversation import digest_message, digest_outline, digest_tools, same_message, same_tools
+from openforgerl.trajectory.histories import Histories
 from openforgerl.trajectory.signs import Announcement, announcement, delegated, first_user, quotes, stated_role
 from openforgerl.types import (
     CallStatus,
@@ -60,19 +61,21 @@ def attribute(
     headers: Mapping[str, str],
     opening: bool,
     max_tokens: int | None = None,
+    histories: Histories | None = None,
 ) -> Attribution:
     """Attribute a request.
 
     `known`: all calls of the session so far, running ones (`intent`) too. `headers`: the request's, in any
     case. `opening`: whether this may be the session's first request (matters only while nothing is known).
-    `max_tokens`: as asked, to tell probes.
+    `max_tokens`: as asked, to tell probes. `histories`: the session's, so that what it has seen is not read again.
     """
     calls = sorted(known, key=lambda call: (call.index, call.call_id))
+    asked = _Asked(histories or Histories(), calls, conversation)
     said = announcement(headers)
     # A header is the harness's own word; the opening words could be quoted by anybody.
     stated = stated_role(conversation, max_tokens) if said.role is None else (said.role, said.evidence)
 
-    repeated = _repeated(calls, conversation, said)
+    repeated = _repeated(calls, asked, said)
     if repeated is not None and repeated.parent_call_id is None:
         return Attribution(
             thread=repeated.thread,
@@ -80,7 +83,7 @@ def attribute(
             evidence=f"repeats {repeated.call_id}",
             parent_call_id=None,
         )
-    match = _parent(calls, conversation, said)
+    match = _parent(calls, asked, said)
     if match is None:
         thread, role, evidence = _root(calls, conversation, said, stated, opening)
         return Attribution(thread=thread, role=role, evidence=evidence, parent_call_id=None)
@@ -96,12 +99,16 @@ def attribute(
         role=role,
         evidence=evidence,
         parent_call_id=parent.call_id,
-        restored=_restored(calls, parent, conversation),
+        restored=_restored(calls, parent, asked),
     )
 
 
 def with_thoughts(
-    known: Sequence[ModelCall], conversation: Conversation, *, headers: Mapping[str, str]
+    known: Sequence[ModelCall],
+    conversation: Conversation,
+    *,
+    headers: Mapping[str, str],
+    histories: Histories | None = None,
 ) -> Conversation:
     """The conversation with the thoughts that the harness dropped from turns of ours put back.
 
@@ -109,7 +116,7 @@ def with_thoughts(
     rewrote more than that, its history is taken as it is.
     """
     calls = sorted(known, key=lambda call: (call.index, call.call_id))
-    match = _parent(calls, conversation, announcement(headers))
+    match = _parent(calls, _Asked(histories or Histories(), calls, conversation), announcement(headers))
     if match is None or match.exact or match.call.answer is None:
         return conversation
     theirs = (*match.call.conversation.messages, match.call.answer)
@@ -121,60 +128,57 @@ def with_thoughts(
     return msgspec.structs.replace(conversation, messages=(*restored, *conversation.messages[len(restored) :]))
 
 
-def _repeated(calls: Sequence[ModelCall], conversation: Conversation, said: Announcement) -> ModelCall | None:
-    """The first known call with the very same request by the same agent: this one is its sibling."""
-    for call in calls:
-        theirs = call.conversation
-        if (
-            len(theirs.messages) == len(conversation.messages)
-            and _agent(call) == said.subagent
-            and same_tools(theirs.tools, conversation.tools)
-            and all(map(same_message, theirs.messages, conversation.messages))
-        ):
-            return call
-    return None
+class _Asked:
+    """A request's history, to be compared with those of known calls."""
 
+    def __init__(self, histories: Histories, calls: Sequence[ModelCall], conversation: Conversation) -> None:
+        for call in calls:
+            histories.asked(call)
+            histories.answered(call)
+        self.messages = conversation.messages
+        self._histories = histories
+        self._path = histories.path(conversation.messages)
+        self._tools = histories.tools(conversation.tools, known=False)
 
-def _parent(calls: Sequence[ModelCall], conversation: Conversation, said: Announcement) -> _Match | None:
-    """The call that covers most of the history; of equals an exact one, of the same agent, delivered, the last."""
-    best: tuple[tuple[int, bool, bool, bool, int], _Match] | None = None
-    for position, call in enumerate(calls):
-        match = _continues(call, conversation)
-        if match is None:
-            continue
-        rank = (
-            match.length,
-            match.exact,
-            _agent(call) == said.subagent,
-            call.status is CallStatus.COMPLETE,
-            position,
-        )
-        if best is None or rank > best[0]:
-            best = rank, match
-    return None if best is None else best[1]
+    def repeats(self, call: ModelCall) -> bool:
+        """Whether the call was asked the very same."""
+        theirs = self._histories.asked(call)
+        return theirs.length == len(self.messages) and theirs.exact == self._path.exact[-1] and self._same_tools(call)
 
-
-def _continues(call: ModelCall, conversation: Conversation) -> _Match | None:
-    if call.answer is None:
-        return None
-    length = len(call.conversation.messages) + 1
-    history = conversation.messages[:length]
-    if len(history) < length or history[-1].role is not Role.ASSISTANT:
-        return None
-    if not same_tools(call.conversation.tools, conversation.tools):
-        return None
-    theirs = (*call.conversation.messages, call.answer)
-    exact = True
-    for left, right in zip(reversed(theirs), reversed(history), strict=True):  # the answer differs first, if any
-        if exact and same_message(left, right):
-            continue
-        exact = False
-        if digest_outline(left) != digest_outline(right):
+    def continues(self, call: ModelCall) -> _Match | None:
+        """How the history continues the call's answer, if it does."""
+        theirs = self._histories.answered(call)
+        if theirs is None or theirs.length > len(self.messages):
             return None
-    return _Match(call=call, length=length, exact=exact)
+        if self.messages[theirs.length - 1].role is not Role.ASSISTANT or not self._same_tools(call):
+            return None
+        if theirs.outline != self._path.outline[theirs.length]:
+            return None
+        return _Match(call=call, length=theirs.length, exact=theirs.exact == self._path.exact[theirs.length])
+
+    def _same_tools(self, call: ModelCall) -> bool:
+        return self._histories.tools(call.conversation.tools, known=True) == self._tools
 
 
-def _restored(calls: Sequence[ModelCall], parent: ModelCall, conversation: Conversation) -> dict[int, ModelCall]:
+def _repeated(calls: Sequence[ModelCall], asked: _Asked, said: Announcement) -> ModelCall | None:
+    """The first known call with the very same request by the same agent: this one is its sibling."""
+    return next((call for call in calls if asked.repeats(call) and _agent(call) == said.subagent), None)
+
+
+def _parent(calls: Sequence[ModelCall], asked: _Asked, said: Announcement) -> _Match | None:
+    """The call that covers most of the history; of equals an exact one, of the same agent, delivered, the last."""
+    matches = [match for call in calls if (match := asked.continues(call)) is not None]
+    most = max(((match.length, match.exact) for match in matches), default=None)
+    best = [match for match in matches if (match.length, match.exact) == most]
+    # Of equals the last: `max` would take the first.
+    return max(
+        reversed(best),
+        key=lambda match: (_agent(match.call) == said.subagent, match.call.status is CallStatus.COMPLETE),
+        default=None,
+    )
+
+
+def _restored(calls: Sequence[ModelCall], parent: ModelCall, asked: _Asked) -> dict[int, ModelCall]:
     """Along the parent's chain: every delivered call whose messages and answer the history repeats exactly."""
     by_id = {call.call_id: call for call in calls}
     restored: dict[int, ModelCall] = {}
@@ -182,7 +186,7 @@ def _restored(calls: Sequence[ModelCall], parent: ModelCall, conversation: Conve
     seen: set[str] = set()
     while call is not None and call.call_id not in seen:
         seen.add(call.call_id)
-        match = _continues(call, conversation)
+        match = asked.continues(call)
         delivered = call.status is CallStatus.COMPLETE and call.finish_reason is not FinishReason.STOP_STRING
         if match is not None and match.exact and delivered:
             restored[match.length - 1] = call
