@@ -7,6 +7,7 @@ import base64
 import binascii
 import random
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from openforgerl.testing.fake_kubernetes import access, execing, kinds, selectors, statuses
+from openforgerl.testing.fake_kubernetes import access, execing, kinds, patches, selectors, statuses
 from openforgerl.testing.fake_kubernetes.access import Access, User
 from openforgerl.testing.fake_kubernetes.faults import Faults
 from openforgerl.testing.fake_kubernetes.kinds import PODS, Object, Resource, Target
@@ -105,7 +106,7 @@ class ApiServer:
         if path.rstrip("/") in ("/readyz", "/livez", "/healthz"):
             return web.Response(text="ok")
         if path.rstrip("/") == "/version":
-            return web.json_response(VERSION)
+            return _json_answer(VERSION)
         user = self.access.authenticate(request.headers.get("Authorization"))
         target = kinds.parse(path)
         if target is None:
@@ -165,7 +166,7 @@ class ApiServer:
     async def _create(self, request: web.Request, user: User, target: Target, dry_run: bool) -> web.StreamResponse:
         resource, body = target.resource, await _body(request)
         if resource.plural == "selfsubjectaccessreviews":
-            return web.json_response(access.review(user, body), status=201)
+            return _json_answer(access.review(user, body), status=201)
         if target.name:
             raise statuses.method_not_allowed()
         refused = self._planted_refusal(target, body) if resource is PODS and not dry_run else ""
@@ -192,6 +193,9 @@ class ApiServer:
         patch: Any = await _json(request)
         key = (target.namespace, target.name)
         kind = request.content_type
+        absent = self.registry.objects.find(target.resource, key) is None
+        if kind == patches.APPLY and absent and not target.subresource:
+            return _object(self.registry.create(target.resource, target.namespace, patch, dry_run=dry_run), status=201)
         return _object(
             self.registry.patch(target.resource, key, patch, kind, subresource=target.subresource, dry_run=dry_run)
         )
@@ -203,7 +207,7 @@ class ApiServer:
         if resource is PODS or stored.body["metadata"].get("deletionTimestamp"):
             return _object(stored)
         details = {"name": target.name, "kind": resource.plural, "uid": stored.uid}
-        return web.json_response(statuses.success(**details | ({"group": resource.group} if resource.group else {})))
+        return _json_answer(statuses.success(**details | ({"group": resource.group} if resource.group else {})))
 
     async def _delete_collection(self, request: web.Request, target: Target, dry_run: bool) -> web.StreamResponse:
         options, found = await _delete_options(request), self._found(request, target)
@@ -267,6 +271,11 @@ class ApiServer:
         return response
 
 
+def _json_answer(body: Object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """As the API server has it: `application/json` and no charset, for which clients look."""
+    return web.Response(body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json")
+
+
 def _object(stored: Stored, status: int = 200) -> web.Response:
     return web.Response(body=stored.encoded, status=status, content_type="application/json")
 
@@ -283,19 +292,19 @@ def _refused(refusal: statuses.Refusal) -> web.Response:
     headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
     if refusal.text is not None:
         return web.Response(text=refusal.text, status=refusal.code, headers=headers, content_type="text/plain")
-    return web.json_response(refusal.body(), status=refusal.code, headers=headers)
+    return _json_answer(refusal.body(), status=refusal.code, headers=headers)
 
 
 def _discovery(path: str) -> web.Response:
     parts = [part for part in path.split("/") if part]
     if parts == ["api"]:
-        return web.json_response({"kind": "APIVersions", "versions": ["v1"]})
+        return _json_answer({"kind": "APIVersions", "versions": ["v1"]})
     if parts == ["apis"]:
-        return web.json_response(kinds.groups())
+        return _json_answer(kinds.groups())
     if parts == ["api", "v1"]:
-        return web.json_response(kinds.discovery("", "v1"))
+        return _json_answer(kinds.discovery("", "v1"))
     if len(parts) == 3 and parts[0] == "apis" and kinds.discovery(parts[1], parts[2])["resources"]:
-        return web.json_response(kinds.discovery(parts[1], parts[2]))
+        return _json_answer(kinds.discovery(parts[1], parts[2]))
     raise statuses.no_such_path()
 
 

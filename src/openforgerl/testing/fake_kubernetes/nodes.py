@@ -101,7 +101,7 @@ class Nodes:
                 "allocatable": capacity,
                 "conditions": [self._stamped(READY)],
                 "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-                "nodeInfo": {"kubeletVersion": "v1.36.2", "containerRuntimeVersion": "fake://1"},
+                "nodeInfo": _info(spec),
             },
         }
         self._registry.create(NODES, "", body)
@@ -214,6 +214,20 @@ class Nodes:
         conditions = [*(status.get("conditions") or []), target]
         self._registry.set_status(PODS, pod.key, pod.uid, {**status, "conditions": conditions})
         self._registry.delete(PODS, pod.key, DeleteOptions(preconditions={"uid": pod.uid}))
+
+
+def _info(spec: NodeSpec) -> dict[str, str]:
+    """What clients with typed models insist on."""
+    told = {
+        "architecture": spec.all_labels["kubernetes.io/arch"],
+        "operatingSystem": "linux",
+        "kubeletVersion": "v1.36.2",
+        "kubeProxyVersion": "v1.36.2",
+        "containerRuntimeVersion": "fake://1",
+        "kernelVersion": platform.release(),
+        "osImage": "fake",
+    }
+    return {**told, **dict.fromkeys(("bootID", "machineID", "systemUUID"), spec.name)}
 
 
 def _tolerated(pod: Object) -> float | None:

@@ -1,4 +1,7 @@
-"""The three kinds of patch, as far as they are used: merge (RFC 7386), JSON (RFC 6902), strategic merge."""
+"""The kinds of patch, as far as they are used: merge (RFC 7386), JSON (RFC 6902), strategic merge.
+
+Server-side apply is taken for a strategic merge: nobody owns fields here.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from openforgerl.testing.fake_kubernetes.objects import copy
 MERGE = "application/merge-patch+json"
 JSON = "application/json-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
 
 _MERGE_KEYS = {
     "containers": "name",
@@ -29,13 +33,13 @@ def apply(body: Object, patch: Any, content_type: str) -> Object:
     """A patched copy of `body`. Raises Refusal (400, 415, 422)."""
     if content_type == JSON:
         return _json(copy(body), patch)
-    if content_type not in (MERGE, STRATEGIC):
+    if content_type not in (MERGE, STRATEGIC, APPLY):
         raise statuses.Refusal(
             415, "UnsupportedMediaType", f"the body of the request was in an unknown format - {content_type}"
         )
     if not isinstance(patch, dict):
         raise statuses.bad_request("the patch must be a JSON object")
-    return _merge(copy(body), patch, strategic=content_type == STRATEGIC)
+    return _merge(copy(body), patch, strategic=content_type != MERGE)
 
 
 def _merge(target: Any, patch: Any, *, strategic: bool, name: str = "") -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,16 @@ import msgspec
 
 from openforgerl.testing.fake_kubernetes import admission, patches, statuses
 from openforgerl.testing.fake_kubernetes.clock import Clock
-from openforgerl.testing.fake_kubernetes.kinds import EVENTS, NAMESPACES, PODS, QUOTAS, RESOURCES, Object, Resource
+from openforgerl.testing.fake_kubernetes.kinds import (
+    EVENTS,
+    NAMESPACES,
+    PODS,
+    QUOTAS,
+    RESOURCES,
+    SECRETS,
+    Object,
+    Resource,
+)
 from openforgerl.testing.fake_kubernetes.objects import Key, Objects, Stored, copy
 
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
@@ -77,7 +87,11 @@ class Registry:
                     "the namespace of the provided object does not match the namespace sent on the request"
                 )
             metadata["namespace"] = namespace
-        return {**body, "kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
+        body = {**body, "kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
+        if resource is SECRETS and "stringData" in body:
+            written = {key: base64.b64encode(text.encode()).decode() for key, text in body.pop("stringData").items()}
+            body["data"] = {**(body.get("data") or {}), **written}
+        return body
 
     def update(
         self, resource: Resource, key: Key, body: Object, *, subresource: str = "", dry_run: bool = False
@@ -104,6 +118,9 @@ class Registry:
             admission.check(resource, body)
             if resource is PODS:
                 self._check_pod_update(before.body, body)
+            if before.body.get("immutable") and _data(before.body) != _data(body):
+                causes = {"data": "Forbidden: field is immutable when `immutable` is set"}
+                raise statuses.invalid(resource.kind, resource.group, key[1], causes)
         if body == before.body:
             return before  # a change of nothing makes no version
         return Stored(body, 0) if dry_run else self._put(resource, body)
@@ -264,3 +281,7 @@ class Registry:
         }
         body = copy(stored.body) | {"status": {"hard": hard, "used": counted}}
         return Stored(body, stored.version)
+
+
+def _data(body: Object) -> Object:
+    return {name: body.get(name) for name in ("data", "binaryData", "immutable")}

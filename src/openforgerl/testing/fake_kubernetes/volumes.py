@@ -173,8 +173,7 @@ def _write(path: Path, data: bytes, mode: int) -> None:
 def contents(body: Object) -> dict[str, bytes]:
     """Key → bytes of a Secret or ConfigMap."""
     if body["kind"] == "Secret":
-        data = {key: base64.b64decode(value) for key, value in (body.get("data") or {}).items()}
-        return data | {key: value.encode() for key, value in (body.get("stringData") or {}).items()}
+        return {key: base64.b64decode(value) for key, value in (body.get("data") or {}).items()}
     data = {key: value.encode() for key, value in (body.get("data") or {}).items()}
     return data | {key: base64.b64decode(value) for key, value in (body.get("binaryData") or {}).items()}
 
