@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -255,8 +255,12 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         timeout: float,
         output_limit: int = 65536,
+        key: str = "",
     ) -> Exit:
-        """Run as the agent. On timeout the program's whole process tree is killed and `timed_out` set."""
+        """Run as the agent. On timeout the program's whole process tree is killed and `timed_out` set.
+
+        `key`: by what an `AdoptedSandbox` finds the program again.
+        """
         ...
 
     async def read(self, path: str, *, limit: int) -> bytes:
@@ -285,6 +289,27 @@ class Sandboxes(Protocol):
 
     async def reap(self, run_id: str) -> int:
         """Destroy every sandbox of the run, whoever made it; how many there were."""
+        ...
+
+
+class AdoptedSandbox(Sandbox, Protocol):
+    """A sandbox that outlived the process that made it."""
+
+    async def claim(self, key: str) -> Exit:
+        """How the program that was started with `key` ended; waits for it. Raises InputError when there is none."""
+        ...
+
+
+@runtime_checkable
+class AdoptingSandboxes(Protocol):
+    """A backend whose sandboxes outlive the process that made them, and are taken over by the next one."""
+
+    def adopt(self, ref: SandboxRef, spec: SandboxSpec) -> AbstractAsyncContextManager[AdoptedSandbox]:
+        """The living sandbox of `ref`; destroyed at the end like any other. Raises StageError when it is dead."""
+        ...
+
+    async def reap_others(self, run_id: str, keep: Collection[str]) -> int:
+        """`reap`, but for the sandboxes of these attempts; how many were destroyed."""
         ...
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from openforgerl.errors import InputError
 from openforgerl.orchestrator import Orchestrator, Recording, RunOptions, plan_rollouts
 from openforgerl.rollout import RolloutOptions, Rooms
 from openforgerl.store import Database, RunStore
@@ -30,6 +32,7 @@ from openforgerl.types import (
     Role,
     Rollout,
     Sampling,
+    SandboxRef,
     SandboxSpec,
     Source,
     Task,
@@ -90,6 +93,54 @@ class FakeSessions:
                 request_headers={"User-Agent": "fake/1"},
             )
         ]
+
+
+class LastingSandboxes(FakeSandboxes):
+    """A backend whose sandboxes outlive their process: `process_dies` is what a kill looks like from here."""
+
+    dead = False
+
+    def process_dies(self) -> None:
+        """From now on nothing that this process still does reaches a sandbox."""
+        self.dead = True
+
+    @asynccontextmanager
+    async def _created(self, spec: SandboxSpec, attempt_id: str) -> AsyncGenerator[FakeSandbox]:
+        sandbox: FakeSandbox | None = None
+        try:
+            async with super()._created(spec, attempt_id) as sandbox:
+                yield sandbox
+        finally:
+            if self.dead and sandbox is not None:
+                self.live[attempt_id] = replace(sandbox, closed=False)
+
+    @asynccontextmanager
+    async def adopt(self, ref: SandboxRef, spec: SandboxSpec) -> AsyncGenerator[ClaimedSandbox]:
+        del spec
+        self.happened("adopt", ref.attempt_id)
+        sandbox = self.live[ref.attempt_id]
+        try:
+            yield ClaimedSandbox(**{one.name: getattr(sandbox, one.name) for one in fields(sandbox)})
+        finally:
+            await self.live.pop(ref.attempt_id).close()
+
+    async def reap_others(self, run_id: str, keep: Collection[str]) -> int:
+        doomed = [ref.attempt_id for ref in await self.list(run_id) if ref.attempt_id not in keep]
+        for attempt_id in doomed:
+            await self.live.pop(attempt_id).close()
+        return len(doomed)
+
+
+@dataclass(slots=True)
+class ClaimedSandbox(FakeSandbox):
+    """Its program ended while nobody looked."""
+
+    async def claim(self, key: str) -> Exit:
+        if not self.programs:
+            raise InputError("no such program")
+        self.backend.happened("claim", self.attempt_id, key)
+        self.files["/workspace/out.txt"] = b"done"
+        return Exit(code=0)
 
 
 class FakeHarness:

@@ -30,7 +30,7 @@ from openforgerl.types import (
     Verdict,
 )
 
-from .bench import SECRET, Bench, FakeSessions, RewardFromIndex
+from .bench import SECRET, Bench, FakeSessions, LastingSandboxes, RewardFromIndex
 
 
 async def test_every_rollout_gets_its_verdict_and_samples(bench: Bench) -> None:
@@ -366,3 +366,75 @@ def test_a_group_never_mixes_harnesses_and_draws_follow_the_weights() -> None:
     # 225 expected of 300, standard deviation 7.5: within four of them
     assert 195 <= first.count("pi") <= 255
     assert set(drawn({"pi": 1.0})) == {"pi"}
+
+
+async def test_an_attempt_whose_sandbox_lives_on_is_finished_in_it(bench: Bench) -> None:
+    """The process dies with one harness at work, and one sandbox being set up."""
+    lasting = LastingSandboxes()
+    bench = dataclasses.replace(bench, sandboxes=lasting, tasks=bench.tasks[:1])
+    begun = asyncio.Event()
+
+    async def work(sandbox: FakeSandbox, program: Program) -> Exit:
+        if sandbox.attempt_id.endswith("-0-a0"):
+            begun.set()
+        await asyncio.sleep(3600)
+        return Exit(code=0)
+
+    async def slow_write(self: FakeSandbox, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        if self.attempt_id.endswith("-1-a0"):
+            await begun.wait()
+            both.set()
+            await asyncio.sleep(3600)
+
+    both = asyncio.Event()
+    lasting.behaviour = work
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeSandbox, "write", slow_write)
+        first = asyncio.create_task(bench.run(bench.orchestrator(RunOptions(concurrency=2)), per_task=2))
+        await both.wait()
+        lasting.process_dies()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+    lasting.dead = False
+    names = {attempt.attempt_id for attempt in await bench.store.unfinished()}
+    assert set(lasting.live) == names and len(names) == 2
+    opened = list(bench.sessions.opened)
+
+    async def ends(sandbox: FakeSandbox, program: Program) -> Exit:
+        return Exit(code=0)
+
+    lasting.behaviour = ends
+    orchestrator = bench.orchestrator()
+    assert await orchestrator.reconcile("run") == 1  # the one that was not set up yet
+    (result,) = await bench.run(orchestrator, per_task=2)
+    at_work, set_up = (f"train-1-a-84fd-{index}-a0" for index in (0, 1))
+    assert [attempt.attempt_id for attempt in result.attempts] == [at_work, set_up[:-1] + "1"]
+    assert all(isinstance(attempt.outcome, Verdict) for attempt in result.attempts)
+    assert result.attempts[0].harness["argv"] == ["agent", f"http://127.0.0.1:8080/s/{at_work}/v1"]
+    assert result.attempts[0].provenance["task"] == "a" * 64
+    assert [event.attempt_id for event in lasting.events if event.verb == "claim"] == [at_work]
+    assert bench.sessions.opened == [*opened, set_up[:-1] + "1"]  # the adopted one kept its session
+    assert lasting.live == {} and result.refills == 0
+
+
+async def test_a_harness_that_was_never_started_in_its_sandbox_is_refilled(bench: Bench) -> None:
+    lasting = LastingSandboxes()
+    bench = dataclasses.replace(bench, sandboxes=lasting, tasks=bench.tasks[:1])
+    attempt = Attempt(
+        attempt_id="train-1-a-84fd-0-a0",
+        rollout_id="train-1-a-84fd-0",
+        number=0,
+        started_at=0.0,
+        sandbox={"backend": "fake"},
+    )
+    await bench.store.plan([rollout for group in bench.plan(1)[:1] for rollout in group])
+    await bench.store.begin_attempt(attempt)
+    lasting.live[attempt.attempt_id] = FakeSandbox(lasting, SandboxSpec(run_id="run"), attempt.attempt_id)
+    orchestrator = bench.orchestrator()
+    assert await orchestrator.reconcile("run") == 0
+    (result,) = await bench.run(orchestrator, per_task=1)
+    first, second = await bench.store.attempts()
+    assert isinstance(first.outcome, Failure)
+    assert (first.outcome.kind, first.outcome.origin) == ("not_started", Origin.INFRASTRUCTURE)
+    assert isinstance(second.outcome, Verdict) and result.refills == 1 and lasting.live == {}

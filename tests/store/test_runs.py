@@ -16,7 +16,6 @@ from openforgerl.types import (
     PlacedImage,
     Sample,
     SampleSet,
-    SandboxRef,
     Source,
     Span,
     Stage,
@@ -172,14 +171,18 @@ async def test_a_step_and_its_attempts_are_recorded_once(runs: RunStore) -> None
     assert await runs.steps("none") == []
 
 
-async def test_sandboxes_to_reap(runs: RunStore) -> None:
-    ref = SandboxRef(backend="process", run_id="run", attempt_id="r0-a0", detail={"pid": 7})
-    await runs.put_sandbox(ref)
-    await runs.put_sandbox(msgspec.structs.replace(ref, detail={"pid": 8}))
-    assert await runs.sandboxes() == [msgspec.structs.replace(ref, detail={"pid": 8})]
-    await runs.drop_sandbox("r0-a0")
-    await runs.drop_sandbox("r0-a0")
-    assert await runs.sandboxes() == []
+async def test_what_an_unfinished_attempt_gathered_is_kept(runs: RunStore) -> None:
+    with pytest.raises(StoreError, match="not under way"):
+        await runs.note(attempt("r0"))
+    await runs.begin_attempt(attempt("r0"))
+    noted = msgspec.structs.replace(attempt("r0"), sandbox={"ref": {"pod": "p"}}, harness={"argv": ["pi"]})
+    await runs.note(noted)
+    assert await runs.unfinished() == [noted]
+    with pytest.raises(StoreError, match="not under way"):
+        await runs.note(passed(noted))
+    await runs.commit(passed(noted))
+    with pytest.raises(StoreError, match="not under way"):
+        await runs.note(noted)
 
 
 async def test_values(runs: RunStore) -> None:

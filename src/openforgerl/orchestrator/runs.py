@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from openforgerl.errors import OpenForgeError
 from openforgerl.orchestrator.options import RunOptions
 from openforgerl.orchestrator.places import Order, Places
+from openforgerl.protocols import AdoptingSandboxes
 from openforgerl.rollout import AttemptWork, OnTimeout, Rooms, run_attempt
 from openforgerl.store import RunStore
 from openforgerl.trajectory import SamplePolicy, build, build_samples
@@ -24,6 +25,7 @@ from openforgerl.types import (
     Rollout,
     SampleSet,
     Sampling,
+    SandboxRef,
     Source,
     Stage,
     Task,
@@ -42,7 +44,8 @@ class Recording:
 
     source: Source
     sampling: Sampling
-    policy: SamplePolicy = field(default_factory=SamplePolicy)
+    policy: SamplePolicy | None = None
+    """None = the orchestrator's."""
 
 
 @dataclass(slots=True)
@@ -110,21 +113,37 @@ class Orchestrator:
     options: RunOptions
     weights_version: Callable[[], int]
     on_attempt: Callable[[Rollout, Attempt], None] = lambda rollout, attempt: None
+    policy: SamplePolicy = field(default_factory=SamplePolicy)
     load: Callable[[], int] = lambda: 0
     places: Places = field(init=False)
     _breaker: _Breaker = field(init=False)
+    _adoptable: dict[str, SandboxRef] = field(default_factory=dict[str, SandboxRef])
+    """Unfinished attempt of an earlier process → its sandbox, which lives."""
 
     def __post_init__(self) -> None:
         self.places = Places(self.options, self.load)
         self._breaker = _Breaker(self.options.stop_after)
 
     async def reconcile(self, run_id: str) -> int:
-        """After a restart: destroy leftover sandboxes, and commit attempts whose process died as interrupted.
+        """After a restart: keep the attempts whose sandboxes live on, to go on with them when their turn comes;
+        commit the others as interrupted, and destroy what else is left of sandboxes.
 
-        Returns how many attempts were found unfinished.
+        Returns how many attempts were interrupted.
         """
-        reaped = await self.rooms.sandboxes.reap(run_id)
         unfinished = await self.store.unfinished()
+        sandboxes = self.rooms.sandboxes
+        if unfinished and isinstance(sandboxes, AdoptingSandboxes):
+            alive = {ref.attempt_id: ref for ref in await sandboxes.list(run_id)}
+            # What was noted of an attempt says that its sandbox was set up: only then is there something to go on with.
+            self._adoptable = {
+                attempt.attempt_id: alive[attempt.attempt_id]
+                for attempt in unfinished
+                if attempt.sandbox and attempt.attempt_id in alive
+            }
+            reaped = await sandboxes.reap_others(run_id, self._adoptable.keys())
+            unfinished = [attempt for attempt in unfinished if attempt.attempt_id not in self._adoptable]
+        else:
+            reaped = await sandboxes.reap(run_id)
         for attempt in unfinished:
             failure = Failure(
                 stage=Stage.RUN,
@@ -134,8 +153,13 @@ class Orchestrator:
                 retryable=True,
             )
             await self.store.commit(msgspec.structs.replace(attempt, finished_at=time.time(), outcome=failure), None)
-        if reaped or unfinished:
-            log.info("resumed: %d unfinished attempts closed, %d sandboxes reaped", len(unfinished), reaped)
+        if reaped or unfinished or self._adoptable:
+            log.info(
+                "resumed: %d attempts go on in their sandboxes, %d unfinished ones closed, %d sandboxes reaped",
+                len(self._adoptable),
+                len(unfinished),
+                reaped,
+            )
         return len(unfinished)
 
     async def run(self, groups: Sequence[Sequence[Rollout]], recording: Recording) -> AsyncIterator[GroupResult]:
@@ -186,6 +210,10 @@ class Orchestrator:
         earlier = sorted(await self.store.attempts(rollout.rollout_id), key=lambda attempt: attempt.number)
         number = redraws = 0
         for attempt in earlier:
+            if attempt.outcome is None:
+                async with self.places.place(rollout.harness, order) as waited:
+                    attempt = await self._finish(attempt, rollout, recording, waited)
+                self.on_attempt(rollout, attempt)
             number = attempt.number + 1
             if not self._again(attempt, budget):
                 return attempt
@@ -226,8 +254,18 @@ class Orchestrator:
             weights_version=self.weights_version(),
         )
         await self.store.begin_attempt(attempt)
-        sampling = msgspec.structs.replace(recording.sampling, seed=seed)
-        work = AttemptWork(attempt=attempt, rollout=rollout, task=self.tasks[rollout.task], sampling=sampling)
+        return await self._finish(attempt, rollout, replace(recording, sampling=_seeded(recording, seed)), waited)
+
+    async def _finish(self, attempt: Attempt, rollout: Rollout, recording: Recording, waited: float) -> Attempt:
+        """Run an attempt that is begun, from its start or from where an earlier process left it; commit it."""
+        work = AttemptWork(
+            attempt=attempt,
+            rollout=rollout,
+            task=self.tasks[rollout.task],
+            sampling=recording.sampling,
+            note=self.store.note if isinstance(self.rooms.sandboxes, AdoptingSandboxes) else None,
+            adopt=self._adoptable.pop(attempt.attempt_id, None),
+        )
         work.timings["queue"] = waited
         finished = await run_attempt(work, self.rooms)
         await self.store.commit(finished, self._samples(finished, rollout, work.calls, recording))
@@ -240,7 +278,13 @@ class Orchestrator:
         if not isinstance(attempt.outcome, Verdict) and self.rooms.options.on_timeout is not OnTimeout.PARTIAL:
             return None
         trajectory = build(attempt.attempt_id, calls)
-        return build_samples(trajectory, rollout=rollout, source=recording.source, policy=recording.policy)
+        return build_samples(
+            trajectory,
+            rollout=rollout,
+            source=recording.source,
+            policy=recording.policy or self.policy,
+            weights_version=self.weights_version(),
+        )
 
 
 def failure_line(attempt: Attempt) -> str | None:
@@ -249,6 +293,10 @@ def failure_line(attempt: Attempt) -> str | None:
     if not isinstance(outcome, Failure):
         return None
     return f"  {attempt.attempt_id}: {outcome.origin} failure: {outcome.message}"
+
+
+def _seeded(recording: Recording, seed: int) -> Sampling:
+    return msgspec.structs.replace(recording.sampling, seed=seed)
 
 
 def _interrupted(attempt: Attempt) -> bool:

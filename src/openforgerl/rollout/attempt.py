@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from openforgerl.errors import StageError, boundary
-from openforgerl.protocols import Harness, Sandbox, Sandboxes, Sessions, Verifier
+from openforgerl.errors import InputError, StageError, boundary
+from openforgerl.protocols import AdoptedSandbox, AdoptingSandboxes, Harness, Sandbox, Sandboxes, Sessions, Verifier
 from openforgerl.rollout.judging import OnTimeout, RolloutOptions, judge
 from openforgerl.trajectory import build, count_breaks
 from openforgerl.types import (
@@ -31,6 +32,7 @@ from openforgerl.types import (
     Plan,
     Rollout,
     Sampling,
+    SandboxRef,
     SandboxSpec,
     Stage,
     Task,
@@ -39,6 +41,8 @@ from openforgerl.types import (
 
 OURS = 120.0
 """Seconds that our own work in a stage may take, on a busy machine; past them it has stalled."""
+AGENT = "agent"
+"""By what the harness's program is found again in an adopted sandbox."""
 OUTPUT_TAIL = 4000
 """Bytes of the harness's output kept in the record."""
 
@@ -72,6 +76,10 @@ class AttemptWork:
     rollout: Rollout
     task: Task
     sampling: Sampling
+    note: Callable[[Attempt], Awaitable[None]] | None = None
+    """Keeps the attempt as it stands once its sandbox is set up; None where no restart could go on with it."""
+    adopt: SandboxRef | None = None
+    """The sandbox, set up and at work, in which an earlier process began this attempt."""
     calls: Sequence[ModelCall] = ()
     sandbox: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     harness: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
@@ -92,14 +100,10 @@ class AttemptWork:
         finally:
             self.timings[stage.value] = self.timings.get(stage.value, 0.0) + time.monotonic() - started
 
-    def finished(self, outcome: Outcome) -> Attempt:
-        """The attempt with everything gathered and its outcome."""
-        if broken := count_breaks(self.calls):
-            self.harness["prefix_breaks"] = broken
+    def gathered(self) -> Attempt:
+        """The attempt with everything gathered so far."""
         return msgspec.structs.replace(
             self.attempt,
-            finished_at=time.time(),
-            outcome=outcome,
             sandbox=self.sandbox,
             harness=self.harness,
             provenance=self.provenance,
@@ -109,13 +113,17 @@ class AttemptWork:
 
 async def run_attempt(work: AttemptWork, rooms: Rooms) -> Attempt:
     """Run one attempt to its outcome. A failure is data; only cancellation and exactness errors escape."""
-    work.provenance = {**rooms.provenance, "task": work.task.digest, "seed": work.sampling.seed}
+    work.harness, work.provenance = dict(work.attempt.harness), dict(work.attempt.provenance)
+    if work.adopt is None:
+        work.provenance = {**rooms.provenance, "task": work.task.digest, "seed": work.sampling.seed}
     try:
         async with _limited(lambda: work.at, "attempt_timeout", rooms.options.attempt_timeout):
             outcome = await execute(work, rooms)
     except StageError as error:
         outcome = error.failure()
-    return work.finished(outcome)
+    if broken := count_breaks(work.calls):
+        work.harness["prefix_breaks"] = broken
+    return msgspec.structs.replace(work.gathered(), finished_at=time.time(), outcome=outcome)
 
 
 async def execute(work: AttemptWork, rooms: Rooms) -> Outcome:
@@ -126,13 +134,12 @@ async def execute(work: AttemptWork, rooms: Rooms) -> Outcome:
         async with work.stage(Stage.SANDBOX, rooms.options.start_timeout):
             sandbox = await stack.enter_async_context(_sandbox(work, rooms))
         async with work.stage(Stage.SETUP, rooms.options.start_timeout):
-            plan = _harness(work, rooms).plan(_context(work, rooms, session))
-            await _prepare(work, rooms, sandbox, plan)
+            plan = None if session is None else await _set_up(work, rooms, sandbox, session)
         async with work.stage(Stage.RUN, _timeout(work, rooms) + OURS):
             exit = await _run(work, rooms, sandbox, plan)
         async with work.stage(Stage.SEAL, OURS):
-            await rooms.sessions.seal(session.session_id)
-            work.calls = await rooms.sessions.calls(session.session_id)
+            await rooms.sessions.seal(work.attempt.attempt_id)
+            work.calls = await rooms.sessions.calls(work.attempt.attempt_id)
         async with work.stage(Stage.KILL, OURS):
             await sandbox.kill_agent()
         async with work.stage(Stage.RUN):
@@ -158,37 +165,55 @@ async def _limited(stage: Stage | Callable[[], Stage], kind: str, limit: float |
 
 
 @asynccontextmanager
-async def _session(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[OpenedSession]:
-    """A session that is sealed however the attempt ends, so that its key is dead before anything else happens."""
+async def _session(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[OpenedSession | None]:
+    """A session that is sealed however the attempt ends, so that its key is dead before anything else happens.
+
+    None for that of an adopted attempt: it is open already, and the harness has its key.
+    """
     options = rooms.options
-    session = await rooms.sessions.open(
-        work.attempt.attempt_id,
-        sampling=msgspec.structs.replace(work.sampling, max_tokens=options.max_output_tokens),
-        limits=Limits(calls=options.calls, sampled_tokens=options.sampled_tokens, seconds=_timeout(work, rooms) + 30),
-        metadata={
-            "rollout": work.rollout.rollout_id,
-            "task": work.task.name,
-            "run": work.rollout.run_id,
-            "harness": work.rollout.harness,
-        },
-        template_kwargs={},
+    session = (
+        None
+        if work.adopt
+        else await rooms.sessions.open(
+            work.attempt.attempt_id,
+            sampling=msgspec.structs.replace(work.sampling, max_tokens=options.max_output_tokens),
+            limits=Limits(
+                calls=options.calls, sampled_tokens=options.sampled_tokens, seconds=_timeout(work, rooms) + 30
+            ),
+            metadata={
+                "rollout": work.rollout.rollout_id,
+                "task": work.task.name,
+                "run": work.rollout.run_id,
+                "harness": work.rollout.harness,
+            },
+            template_kwargs={},
+        )
     )
     try:
         yield session
     finally:
         # Shielded: a cancelled attempt must not leave a live key behind.
-        await asyncio.shield(rooms.sessions.seal(session.session_id))
+        session_id = work.attempt.attempt_id
+        await asyncio.shield(rooms.sessions.seal(session_id))
         if not work.calls:
-            work.calls = await asyncio.shield(rooms.sessions.calls(session.session_id))
+            work.calls = await asyncio.shield(rooms.sessions.calls(session_id))
 
 
 @asynccontextmanager
 async def _sandbox(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[Sandbox]:
     spec = rooms.spec(work.task)
     spec = msgspec.structs.replace(spec, layers=(*spec.layers, *_harness(work, rooms).layers()))
-    async with rooms.sandboxes.create(spec, work.attempt.attempt_id) as sandbox:
+    async with _created(work, rooms, spec) as sandbox:
         work.sandbox = {"ref": msgspec.to_builtins(sandbox.ref), **sandbox.report}
         yield sandbox
+
+
+def _created(work: AttemptWork, rooms: Rooms, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+    if work.adopt is None:
+        return rooms.sandboxes.create(spec, work.attempt.attempt_id)
+    if not isinstance(rooms.sandboxes, AdoptingSandboxes):
+        raise InputError(f"this backend cannot go on with the sandbox of {work.attempt.attempt_id}")
+    return rooms.sandboxes.adopt(work.adopt, spec)
 
 
 def _context(work: AttemptWork, rooms: Rooms, session: OpenedSession) -> HarnessContext:
@@ -213,23 +238,24 @@ def _inside(url: str, spec: SandboxSpec) -> str:
     return urlunsplit(("http", f"{host}:{spec.endpoint_port}", parts.path, parts.query, ""))
 
 
-async def _prepare(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) -> None:
+async def _set_up(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, session: OpenedSession) -> Plan:
+    plan = _harness(work, rooms).plan(_context(work, rooms, session))
     told = {"model": rooms.model, "context_length": rooms.context_length}
     harness = _harness(work, rooms)
     work.harness = {**harness.report(), **told, "name": harness.name, "argv": list(plan.argv)}
     for path, text in plan.files.items():
         await sandbox.write(path, text.encode())
+    if work.note is not None:
+        await work.note(work.gathered())
+    return plan
 
 
-async def _run(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) -> Exit:
-    timeout = _timeout(work, rooms)
-    services = [asyncio.create_task(sandbox.exec(argv, env=plan.env, timeout=timeout)) for argv in plan.services]
-    try:
-        exit = await sandbox.exec(plan.argv, env=plan.env, stdin=plan.stdin.encode(), timeout=timeout)
-    finally:
-        for service in services:
-            service.cancel()  # their processes die with the agent's, in `kill_agent`
-        await asyncio.gather(*services, return_exceptions=True)
+async def _run(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan | None) -> Exit:
+    """Run the plan to its end, or wait for the end of one that an earlier process began."""
+    if plan is None:
+        exit = await _claimed(cast(AdoptedSandbox, sandbox))
+    else:
+        exit = await _execute(plan, sandbox, _timeout(work, rooms))
     work.harness |= {
         "exit": exit.code,
         "signal": exit.signal,
@@ -239,6 +265,24 @@ async def _run(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, plan: Plan) ->
         "stderr": exit.stderr[-OUTPUT_TAIL:].decode("utf-8", errors="replace"),
     }
     return exit
+
+
+async def _execute(plan: Plan, sandbox: Sandbox, timeout: float) -> Exit:
+    services = [asyncio.create_task(sandbox.exec(argv, env=plan.env, timeout=timeout)) for argv in plan.services]
+    try:
+        return await sandbox.exec(plan.argv, env=plan.env, stdin=plan.stdin.encode(), timeout=timeout, key=AGENT)
+    finally:
+        for service in services:
+            service.cancel()  # their processes die with the agent's, in `kill_agent`
+        await asyncio.gather(*services, return_exceptions=True)
+
+
+async def _claimed(sandbox: AdoptedSandbox) -> Exit:
+    try:
+        return await sandbox.claim(AGENT)
+    except InputError as error:  # the process that made the sandbox died between setting it up and this
+        text = f"the harness was never started in the adopted sandbox: {error}"
+        raise StageError(Stage.RUN, "not_started", text, origin=Origin.INFRASTRUCTURE, retryable=True) from error
 
 
 def _judge(work: AttemptWork, rooms: Rooms, exit: Exit) -> str:

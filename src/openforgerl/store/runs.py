@@ -12,7 +12,7 @@ from openforgerl.errors import AlreadyCommitted, StoreError
 from openforgerl.store.call_rows import CallReader, RecentPrompts, import_calls
 from openforgerl.store.database import Database
 from openforgerl.store.sample_rows import insert_samples, read_samples
-from openforgerl.types import Attempt, JsonValue, ModelCall, Rollout, SampleSet, SandboxRef, Verdict
+from openforgerl.types import Attempt, JsonValue, ModelCall, Rollout, SampleSet, Verdict
 
 V = TypeVar("V")
 
@@ -100,6 +100,19 @@ class RunStore:
 
         await self._database.write(work)
 
+    async def note(self, attempt: Attempt) -> None:
+        """Keep what an unfinished attempt has gathered, so that a restart can go on with it. StoreError otherwise."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            changed = connection.execute(
+                "UPDATE attempts SET record = ? WHERE attempt_id = ? AND outcome IS NULL",
+                (_encode(attempt), attempt.attempt_id),
+            ).rowcount
+            if not changed or attempt.outcome is not None:
+                raise StoreError(f"attempt {attempt.attempt_id} is not under way: nothing can be noted of it")
+
+        await self._database.write(work)
+
     async def commit(self, attempt: Attempt, samples: SampleSet | None = None) -> None:
         """Finish an attempt: outcome and samples in one transaction, or nothing.
 
@@ -120,33 +133,6 @@ class RunStore:
     async def samples(self, attempt_ids: Sequence[str]) -> dict[str, SampleSet]:
         """Attempt id → its samples; attempts committed without samples are left out."""
         return await self._database.read(lambda connection: read_samples(connection, attempt_ids))
-
-    async def put_sandbox(self, ref: SandboxRef) -> None:
-        """Remember a sandbox before it is used, so that a restart can find it."""
-        await self._database.write(
-            lambda connection: (
-                connection.execute(
-                    "INSERT INTO sandboxes (attempt_id, record) VALUES (?1, ?2) "
-                    "ON CONFLICT (attempt_id) DO UPDATE SET record = ?2",
-                    (ref.attempt_id, _encode(ref)),
-                ).rowcount
-            )
-        )
-
-    async def drop_sandbox(self, attempt_id: str) -> None:
-        """Forget a sandbox that is gone. Idempotent."""
-        await self._database.write(
-            lambda connection: connection.execute("DELETE FROM sandboxes WHERE attempt_id = ?", (attempt_id,)).rowcount
-        )
-
-    async def sandboxes(self) -> list[SandboxRef]:
-        """Sandboxes that may still live."""
-        rows = await self._database.read(
-            lambda connection: connection.execute(
-                "SELECT attempt_id, record FROM sandboxes ORDER BY attempt_id"
-            ).fetchall()
-        )
-        return [_decode(record, SandboxRef, f"sandbox of {attempt_id}") for attempt_id, record in rows]
 
     async def record_step(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 APPLICATION_ID = 0x4F46524C
 """ASCII `OFRL`."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 TABLES = """
 -- Content: every JSON text, long string and image once, found by the sha256 of its stored bytes.
@@ -91,11 +91,6 @@ CREATE TABLE samples (
     detail BLOB NOT NULL,
     row_sha256 BLOB NOT NULL,           -- over the three columns before it
     UNIQUE (attempt_id, position)
-);
-
-CREATE TABLE sandboxes (
-    attempt_id TEXT PRIMARY KEY,
-    record BLOB NOT NULL
 );
 
 CREATE TABLE steps (

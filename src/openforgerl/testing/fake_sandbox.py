@@ -17,7 +17,7 @@ from typing import Literal
 from openforgerl.errors import InputError, StageError
 from openforgerl.types import Exit, JsonValue, Origin, SandboxRef, SandboxSpec, Stage
 
-Verb = Literal["create", "exec", "read", "write", "kill_agent", "export", "write_tree", "close"]
+Verb = Literal["create", "exec", "read", "write", "kill_agent", "export", "write_tree", "close", "adopt", "claim"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,10 @@ class FakeSandbox:
         stdin: bytes = b"",
         timeout: float,
         output_limit: int = 65536,
+        key: str = "",
     ) -> Exit:
         """Play the behaviour; longer than `timeout` seconds gives `timed_out` as a real sandbox would."""
+        del key
         self.backend.happened("exec", self.attempt_id, " ".join(argv))
         program = Program(tuple(argv), {**self.spec.env, **env}, stdin, timeout)
         self.programs.append(program)
