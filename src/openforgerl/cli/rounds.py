@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openforgerl.cli.configs import tokenizer_directory
-from openforgerl.config import RoomsConfig
+from openforgerl.config import RoomsConfig, choose_tasks
 from openforgerl.engines.opening import open_engine
 from openforgerl.engines.relay import RelayEngine
-from openforgerl.errors import ConfigError
 from openforgerl.orchestrator import GroupResult, Recording, RunOptions, failure_line, plan_rollouts
 from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_house, open_run
 from openforgerl.protocols import Progress
 from openforgerl.rendering import load_renderer
-from openforgerl.tasks import read_tasks
 from openforgerl.types import Attempt, Rollout, Sampling, Source, Task, Verdict
 
 
@@ -32,19 +30,6 @@ class Round:
     def last(self) -> list[Attempt]:
         """The last attempt of every rollout, in plan order."""
         return [attempt for group in self.groups for attempt in group.attempts]
-
-
-def choose_tasks(config: RoomsConfig) -> list[Task]:
-    """The tasks that `[tasks]` selects; ConfigError when none is left."""
-    if not config.tasks.path:
-        raise ConfigError("which tasks? name a task directory, or a directory of them: TASKS or [tasks] path")
-    found = read_tasks(Path(config.tasks.path))
-    if config.tasks.split is not None:
-        found = [task for task in found if task.metadata.get("split") == config.tasks.split]
-    found = found[: config.tasks.limit]
-    if not found:
-        raise ConfigError(f"no task is left in {config.tasks.path} (tasks.split = {config.tasks.split!r})")
-    return found
 
 
 async def run_round(

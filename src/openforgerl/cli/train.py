@@ -7,48 +7,37 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
 from openforgerl.cli.configs import Chosen, config_options, given, resolve, rooms_options
 from openforgerl.cli.interruption import run_until_interrupted, terminate_like_interrupt
 from openforgerl.cli.progress import open_progress
-from openforgerl.cli.rounds import choose_tasks
-from openforgerl.config import RoomsConfig
+from openforgerl.config import choose_tasks, load_config
 from openforgerl.errors import ConfigError, InputError, Interrupted
 from openforgerl.formats import read_conversations, samples_of
-from openforgerl.orchestrator import RunOptions, failure_line
+from openforgerl.orchestrator import failure_line
 from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_run, read_run
 from openforgerl.protocols import Progress
 from openforgerl.rendering import load_renderer
 from openforgerl.store import RunStore
+from openforgerl.training.configs import GrpoConfig, SftConfig
 from openforgerl.training.grpo import StepReport
 from openforgerl.training.learner import Learner
 from openforgerl.training.objectives import StepMetrics
-from openforgerl.training.options import GrpoOptions, SftOptions
 from openforgerl.training.reinforcing import Watch, reinforce
 from openforgerl.training.sft import ValidationPoint, train_sft
+from openforgerl.training.verl.launching import (
+    Launch,
+    grpo_launch,
+    last_checkpoint,
+    prepare_grpo,
+    sft_launch,
+    write_rows,
+)
 from openforgerl.types import Attempt, Rollout, Sample, Verdict
 
-
-class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`openforgerl train sft`."""
-
-    sft: SftOptions = SftOptions()
-    validation_share: float = 0.1
-    """Share of the tasks whose successes are kept for validation (at least one task)."""
-    seed: int = 0
-    """Which tasks those are."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.validation_share < 1:
-            raise ValueError(f"validation_share must be between 0 and 1; got {self.validation_share}")
-
-
-class GrpoConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`openforgerl train grpo`."""
-
-    run: RunOptions = RunOptions()
-    train: GrpoOptions = GrpoOptions()
+trainer_option = click.option(
+    "--trainer", type=click.Choice(["embedded", "verl"]), help="Our own, or veRL.  [default: embedded]"
+)
 
 
 @click.group()
@@ -66,19 +55,26 @@ def train() -> None:
     type=click.Path(path_type=Path, exists=True),
     help="Conversations: OpenAI messages (*.jsonl) or ATIF (*.json or a folder); may be repeated.",
 )
+@trainer_option
 @config_options
 def sft(
     runs: tuple[Path, ...],
     model: Path,
     out: Path,
     data: tuple[Path, ...],
+    trainer: str | None,
     chosen: Chosen,
 ) -> None:
     """Fine-tune MODEL on the solved attempts recorded in RUNS (run folders), and on the conversations in --data.
 
     Killed or interrupted, the same command goes on from the last checkpoint in OUT.
     """
-    config = resolve(SftConfig, chosen)
+    flags = {"trainer": trainer} if trainer else {}
+    full = load_config(SftConfig, chosen.file, chosen.settings, flags=flags)
+    if full.trainer == "verl":
+        _sft_with_verl(full, runs, model, out, data, dry_run=chosen.dry_run)
+        return
+    config = resolve(SftConfig, chosen, flags=flags)
     if config is None:
         return
     if not runs and not data:
@@ -152,12 +148,14 @@ def _split(by_task: dict[str, list[Sample]], config: SftConfig) -> tuple[list[Sa
 @click.option(
     "--run", "folder", type=click.Path(path_type=Path), default=Path("runs/grpo"), show_default=True, help="Run folder."
 )
+@trainer_option
 @rooms_options
 def grpo(
     tasks: Path | None,
     model: Path | None,
     harness: str | None,
     folder: Path,
+    trainer: str | None,
     chosen: Chosen,
 ) -> None:
     """Train MODEL with GRPO on the Harbor tasks in TASKS, every rollout inside the harness.
@@ -170,15 +168,61 @@ def grpo(
         harness={"name": harness},
         tasks={"path": str(tasks) if tasks else None},
     )
+    if trainer:
+        flags["trainer"] = trainer
+    full = load_config(GrpoConfig, chosen.file, chosen.settings, flags=flags)
+    if full.trainer == "verl":
+        _grpo_with_verl(full, folder, dry_run=chosen.dry_run)
+        return
     config = resolve(GrpoConfig, chosen, flags=flags)
     if config is None:
         return
-    if config.engine.kind != "torch" or not config.engine.path:
-        raise ConfigError("GRPO trains a model directory: give --model DIR, or [engine] path")
+    _check_model(config)
     with open_progress(sys.stderr) as progress:
         work = _grpo(config, Path(config.engine.path), folder, progress)
         last = run_until_interrupted(work, f"The same command resumes ({folder}).")
     click.echo(f"Trained {config.train.steps} steps: {last}")
+
+
+def _check_model(config: GrpoConfig) -> None:
+    if config.engine.kind != "torch" or not config.engine.path:
+        raise ConfigError("GRPO trains a model directory: give --model DIR, or [engine] path")
+
+
+def _grpo_with_verl(config: GrpoConfig, folder: Path, *, dry_run: bool) -> None:
+    _check_model(config)
+    launch = grpo_launch(config, folder)
+    if dry_run:
+        click.echo(f"# {launch.shell}\n{launch.resolved()}", nl=False)
+        return
+    run_until_interrupted(prepare_grpo(config, folder), "Nothing was started.")
+    _run_verl(launch, folder)
+    click.echo(f"Trained {config.train.steps} steps: {last_checkpoint(folder)}")
+
+
+def _sft_with_verl(
+    config: SftConfig, runs: tuple[Path, ...], model: Path, out: Path, data: tuple[Path, ...], *, dry_run: bool
+) -> None:
+    if data:
+        raise click.UsageError("--data goes with our own trainer; veRL trains on run folders")
+    if not runs:
+        raise click.UsageError("Missing argument 'RUNS...': run folders")
+    launch = sft_launch(config, out, model)
+    if dry_run:
+        click.echo(f"# {launch.shell}\n{launch.resolved()}", nl=False)
+        return
+    report = run_until_interrupted(write_rows(runs, out), "Nothing was started.")
+    click.echo(f"{report.rows} rows of {report.attempts} solved attempts, {report.trained_tokens} trained tokens")
+    _run_verl(launch, out)
+    click.echo(f"Trained {config.sft.steps} steps: {out}")
+
+
+def _run_verl(launch: Launch, folder: Path) -> None:
+    try:
+        with terminate_like_interrupt():
+            launch.run()
+    except KeyboardInterrupt as stopped:
+        raise Interrupted(f"The same command goes on from the last checkpoint in {folder}.") from stopped
 
 
 async def _grpo(config: GrpoConfig, model: Path, folder: Path, progress: Progress) -> Path:
