@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 import msgspec
@@ -128,15 +128,30 @@ async def reap_run(cluster: Cluster, run_id: str, *, grace: int, seconds: float)
         await cluster.delete_all(POD, labels=labels, grace=grace)
     for kind in (LEASE, CONFIG_MAP):
         await cluster.delete(kind, names.run_object(run_id), uid="")
-    until, pause, left = time.monotonic() + seconds, 0.1, found
-    while found and (left := (await cluster.list(POD, labels=labels)).items):
+    await _see_gone(cluster, run_id, {pod["metadata"]["uid"] for pod in found}, seconds)
+    return len(found)
+
+
+async def remove_pods(cluster: Cluster, run_id: str, pods: Sequence[Object], *, grace: int, seconds: float) -> None:
+    """Delete these pods of a run, and see them gone as `reap_run` does."""
+    for pod in pods:
+        await cluster.delete(POD, pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace=grace)
+    await _see_gone(cluster, run_id, {pod["metadata"]["uid"] for pod in pods}, seconds)
+
+
+async def _see_gone(cluster: Cluster, run_id: str, uids: Collection[str], seconds: float) -> None:
+    labels = selector(names.run_labels(run_id))
+    until, pause = time.monotonic() + seconds, 0.1
+    while uids:
+        left = [pod for pod in (await cluster.list(POD, labels=labels)).items if pod["metadata"]["uid"] in uids]
+        if not left:
+            return
         if time.monotonic() > until:
             listed = ", ".join(str(pod["metadata"]["name"]) for pod in left[:5])
             raise StoreError(f"{len(left)} pods of run {run_id} are still there after {seconds:.0f} s: {listed}")
         await _force_lost(cluster, left)
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-    return len(found)
 
 
 async def _force_lost(cluster: Cluster, pods: Sequence[Object]) -> None:
