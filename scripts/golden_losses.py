@@ -1,6 +1,6 @@
 """Write `tests/training/golden/verl_losses.json`: advantages and policy losses as veRL computes them.
 
-The test `tests/training/test_golden.py` holds our `training/algorithms.py` to these numbers without needing
+The test `tests/training/test_algorithms.py` holds our `training/algorithms.py` to these numbers without needing
 veRL. To write them anew, in a virtual environment of its own (veRL pins another transformers than we do):
 
     python3.11 -m venv verl-venv

@@ -9,6 +9,7 @@ from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.proxy.options import ProxyOptions
 from openforgerl.rollout import RolloutOptions
 from openforgerl.sandboxes.options import SandboxOptions
+from openforgerl.trajectory.options import SamplePolicy
 from openforgerl.types import SandboxLimits
 
 
@@ -47,6 +48,8 @@ class RoomsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Several harnesses instead of `harness.name`: harness → weight. Training draws one for each group by weight (a
     group never mixes them); `run` and `eval` run every task in each. Their settings are those in `[harness]`."""
     rollout: RolloutOptions = RolloutOptions()
+    samples: SamplePolicy = SamplePolicy()
+    """Which of the sampled tokens train."""
 
     def __post_init__(self) -> None:
         for field in msgspec.structs.fields(self.limits):

@@ -225,6 +225,7 @@ async def open_house(
             weights_version=lambda: engine.weights_version,
             on_attempt=on_attempt,
             load=lambda: proxy.calls_in_flight,
+            policy=config.samples,
         )
         await orchestrator.reconcile(folder.run_id)
         yield House(engine, renderer, proxy, orchestrator)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from openforgerl.orchestrator.planning import plan_rollouts
 from openforgerl.orchestrator.runs import GroupResult, Orchestrator, Recording
+from openforgerl.trajectory import mask_stale
 from openforgerl.types import Attempt, Rollout, Sample, Task
 
 
@@ -28,7 +29,8 @@ class OrchestratedGroups:
     ) -> AsyncIterator[Sequence[tuple[Rollout, Attempt, Sequence[Sample]]]]:
         """Yield every complete group, in plan order, so that the batch does not depend on which came first.
 
-        Attempts of this step that an earlier process finished are taken from the store, not run again.
+        Attempts of this step that an earlier process finished are taken from the store, not run again. What was fresh
+        enough when its attempt ended may be stale by now: it is masked against `weights_version`.
         """
         groups = plan_rollouts(
             tasks,
@@ -48,7 +50,8 @@ class OrchestratedGroups:
             if result.dropped:
                 continue
             samples = await self.orchestrator.store.samples([attempt.attempt_id for attempt in result.attempts])
+            limit = (self.recording.policy or self.orchestrator.policy).max_staleness
             yield [
-                (rollout, attempt, samples[attempt.attempt_id].samples)
+                (rollout, attempt, mask_stale(samples[attempt.attempt_id].samples, weights_version, limit))
                 for rollout, attempt in zip(result.rollouts, result.attempts, strict=True)
             ]

@@ -1,6 +1,6 @@
 """Advantages, the clipped policy loss and how tokens are weighed. Plain formulas; no model in sight.
 
-Checked against veRL's `core_algos` by `tests/training/test_golden.py`.
+Checked against veRL's `core_algos` by `tests/training/test_algorithms.py`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from openforgerl.training.learner import Learner
 from openforgerl.training.objectives import ClippedPolicy, StepMetrics
 from openforgerl.training.options import GrpoOptions
 from openforgerl.training.served import ServedProbe
-from openforgerl.types import Attempt, Rollout, Sample, Source, Task, Verdict
+from openforgerl.trajectory import batch_totals
+from openforgerl.types import Attempt, Rollout, Sample, Source, Task, Totals, Verdict
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,6 +66,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens_masked: int
     tokens_skipped: int
     """Trainable tokens of degenerate groups: their advantage is 0."""
+    totals: Totals
+    """The account of every sampled token of the step's attempts: trained, masked or dropped, with reasons."""
     staleness_max: int
     """Most versions by which a trained span's weights are older than those this step started from."""
     harnesses: dict[str, HarnessShare] = {}
@@ -120,7 +123,8 @@ class GrpoLoop:
             updates = await _finish_in_thread(self._learn, comparison)
             checkpoint = await _finish_in_thread(self._save, step)
             seconds = (collected - started, time.monotonic() - collected)
-            report = _report(step, groups, comparison, updates, self.options, seconds)
+            totals = await self._totals(groups, comparison, updates)
+            report = _report(step, groups, comparison, updates, self.options, seconds, totals)
             await self.store.record_step(
                 self.stage,
                 step,
@@ -173,6 +177,16 @@ class GrpoLoop:
             self.learner.step([sample for share in comparison.shares[part::parts] for sample in share], objective)
             for part in range(parts)
         ]
+
+    async def _totals(self, groups: Sequence[Group], comparison: Comparison, updates: Sequence[StepMetrics]) -> Totals:
+        """The step's account, asserted: ExactnessError when a sampled token is lost or counted twice."""
+        recorded = await self.store.samples([attempt.attempt_id for group in groups for _, attempt, _ in group])
+        return batch_totals(
+            {attempt_id: found.totals for attempt_id, found in recorded.items()},
+            [sample for group in groups for _, _, samples in group for sample in samples],
+            trained=sum(update.tokens_trained for update in updates),
+            skipped=comparison.skipped_tokens,
+        )
 
     def _save(self, step: int) -> Path:
         root = self.directory / "checkpoints" / self.stage
@@ -263,6 +277,7 @@ def _report(
     updates: Sequence[StepMetrics],
     options: GrpoOptions,
     seconds: tuple[float, float],
+    totals: Totals,
 ) -> StepReport:
     verdicts = [attempt.outcome for group in groups for _, attempt, _ in group if isinstance(attempt.outcome, Verdict)]
     rewards = [verdict.reward for verdict in verdicts]
@@ -281,6 +296,7 @@ def _report(
         tokens_trained=sum(update.tokens_trained for update in updates),
         tokens_masked=sum(sample.span_tokens - sample.trained_tokens for sample in samples),
         tokens_skipped=comparison.skipped_tokens,
+        totals=totals,
         staleness_max=max(
             (
                 step - 1 - span.weights_version

@@ -1,6 +1,7 @@
 """From recorded calls to threads, trajectories and training samples. Pure."""
 
 from openforgerl.trajectory.auditing import AttemptAudit, CallAccount, audit_attempt
+from openforgerl.trajectory.batches import batch_totals, mask_stale
 from openforgerl.trajectory.breaks import BROKEN, Break, PrefixWatch, count_breaks, find_breaks
 from openforgerl.trajectory.differences import Cause, Difference, first_difference
 from openforgerl.trajectory.marks import Mark, annotate
@@ -24,6 +25,7 @@ __all__ = [
     "annotate",
     "attribute",
     "audit_attempt",
+    "batch_totals",
     "build",
     "build_samples",
     "carried",
@@ -31,6 +33,7 @@ __all__ = [
     "count_breaks",
     "find_breaks",
     "first_difference",
+    "mask_stale",
     "predecessors",
     "with_thoughts",
 ]
