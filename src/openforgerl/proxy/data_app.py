@@ -154,7 +154,7 @@ async def count(route: Route, request: web.Request) -> web.StreamResponse:
                 gateway.renderer,
                 session.record,
                 placed.conversation,
-                restored=placed.found.restored,
+                restored=session.restorable(placed.found.restored),
                 images=images,
                 forced=None if isinstance(gateway.engine, ConversationEngine) else parsed.forced,
             )

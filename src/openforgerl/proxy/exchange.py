@@ -204,7 +204,7 @@ class Exchange:
             self._gateway.renderer,
             record,
             conversation,
-            restored=found.restored,
+            restored=session.restorable(found.restored),
             images=self._images,
             forced=request.forced if self._spoken is None else None,
         )

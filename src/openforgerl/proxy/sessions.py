@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from openforgerl.errors import WireError
+from openforgerl.proxy.known import KnownCalls, Restorable
 from openforgerl.trajectory.breaks import PrefixWatch
 from openforgerl.trajectory.histories import Histories
 from openforgerl.types import (
@@ -86,12 +87,13 @@ class LiveSession:
         self.sampled = sum(len(call.sampled_ids) for call in calls)
         """Tokens that counted against `limits.sampled_tokens`."""
         self._next_index = 1 + max((call.index for call in calls), default=-1)
-        self._known = {call.call_id: _light(call) for call in calls}
+        self._known = KnownCalls()
         self.histories = Histories()
         """The beginnings of its calls' conversations."""
         self._thoughts: dict[str, Reasoning] = {}
         self.breaks = PrefixWatch()
         for call in calls:
+            self._known.put(call)
             self._keep_thoughts(call)
             self.breaks.arrived(call, self._known)
         self.prompting = asyncio.Lock()
@@ -105,13 +107,22 @@ class LiveSession:
 
     @property
     def known(self) -> tuple[ModelCall, ...]:
-        """Recorded calls in order of arrival, without raw bodies: what a new call may continue."""
-        return tuple(self._known.values())
+        """Recorded calls in order of arrival, without raw bodies and prompts: what a new call may continue."""
+        return self._known.light
 
     @property
     def by_id(self) -> Mapping[str, ModelCall]:
-        """`known` by call id."""
+        """The same by call id, each with its prompt."""
         return self._known
+
+    @property
+    def ids_held(self) -> int:
+        """Prompt ids that are in memory for later calls."""
+        return self._known.ids_held
+
+    def restorable(self, restored: Mapping[int, ModelCall]) -> Mapping[int, ModelCall]:
+        """These calls of `known` with their prompts."""
+        return Restorable(self._known, {at: call.call_id for at, call in restored.items()})
 
     @property
     def in_flight(self) -> int:
@@ -198,12 +209,12 @@ class LiveSession:
     def remember(self, call: ModelCall) -> None:
         """The newest state of a call, for the attribution of later ones."""
         if self.record.state is SessionState.OPEN:
-            self._known[call.call_id] = _light(call)
+            self._known.put(call)
             self._keep_thoughts(call)
 
     def forget(self, call_id: str) -> None:
         """A call that could not be recorded: nothing may be attributed to it."""
-        self._known.pop(call_id, None)
+        self._known.forget(call_id)
         self.histories.forget(call_id)
 
     def reasoning(self, handle: str) -> Reasoning | None:
@@ -212,7 +223,7 @@ class LiveSession:
 
     def answered(self, call_id: str) -> Conversation | None:
         """The conversation of a complete call with its answer as the last message (`wire.Memory`)."""
-        call = self._known.get(call_id)
+        call = self._known.lightly(call_id)
         if call is None or call.answer is None or call.status is not CallStatus.COMPLETE:
             return None
         return Conversation(messages=(*call.conversation.messages, call.answer), tools=call.conversation.tools)
@@ -227,7 +238,7 @@ class LiveSession:
 
         Every request brings the whole history again; without this, memory would grow with its square.
         """
-        parent = self._known.get(parent_call_id or "")
+        parent = self._known.lightly(parent_call_id or "")
         if parent is None:
             return conversation
         theirs, messages = parent.conversation, conversation.messages
@@ -382,10 +393,6 @@ class SessionRegistry:
 def shutting_down() -> WireError:
     """What a client is told while the proxy stops: another one may be there soon."""
     return WireError(503, "shutting_down", "server error 503: the proxy is stopping", retry_after=5)
-
-
-def _light(call: ModelCall) -> ModelCall:
-    return msgspec.structs.replace(call, request=None, response=None)
 
 
 def _digest(key: str) -> str:
