@@ -20,6 +20,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 ENGINE_HELP = "torch:DIR, scripted:FILE, relay:openai:URL or relay:anthropic:URL."
 
+EVERY_HARNESS_HELP = (
+    "A harness of `openforgerl harness list`, or module:Class; repeat it to run every task in each.  [default: pi]"
+)
+MIXED_HARNESS_HELP = (
+    "A harness of `openforgerl harness list`, or module:Class; repeat it to train in several, each group in one "
+    "(weights: [mix]).  [default: pi]"
+)
+
 SANDBOX_HELP = "process, container, kubernetes or module:Class: where each attempt runs.  [default: process]"
 
 
@@ -119,7 +127,7 @@ def round_options(*, attempts: str, folder: str) -> Callable[[Callable[..., Any]
         @click.argument("tasks", type=click.Path(path_type=Path, exists=True))
         @click.option("--engine", "spec", metavar="SPEC", help=ENGINE_HELP)
         @click.option("--tokenizer", type=directory, help="Default: the engine's (torch:DIR).")
-        @click.option("--harness", help="A harness of `openforgerl harness list`, or module:Class.  [default: pi]")
+        @click.option("--harness", "harnesses", multiple=True, help=EVERY_HARNESS_HELP)
         @click.option("--attempts", type=click.IntRange(1), help=attempts)
         @click.option(
             "--run", "folder", type=click.Path(path_type=Path), default=folder, show_default=True, help="Run folder."
@@ -131,15 +139,22 @@ def round_options(*, attempts: str, folder: str) -> Callable[[Callable[..., Any]
             tasks: Path,
             spec: str | None,
             tokenizer: Path | None,
-            harness: str | None,
+            harnesses: tuple[str, ...],
             attempts: int | None,
             **others: Any,
         ) -> Any:
-            return function(flags=_round_flags(tasks, spec, tokenizer, harness, attempts), **others)
+            return function(flags=_round_flags(tasks, spec, tokenizer, harnesses, attempts), **others)
 
         return with_flags
 
     return decorate
+
+
+def harness_section(names: tuple[str, ...]) -> dict[str, Any]:
+    """`--harness NAME`, maybe repeated, as config values; empty when the flag was not given."""
+    if len(names) > 1:
+        return {"mix": dict.fromkeys(names, 1.0)}
+    return given(harness={"name": next(iter(names), None)})
 
 
 def engine_section(spec: str | None) -> dict[str, Any]:
@@ -151,11 +166,11 @@ def engine_section(spec: str | None) -> dict[str, Any]:
 
 
 def _round_flags(
-    tasks: Path, spec: str | None, tokenizer: Path | None, harness: str | None, attempts: int | None
+    tasks: Path, spec: str | None, tokenizer: Path | None, harnesses: tuple[str, ...], attempts: int | None
 ) -> dict[str, Any]:
     """Config tree of the flags that `run` and `eval` share."""
     base: dict[str, Any] = {"tasks": {"path": str(tasks)}, "engine": engine_section(spec)}
-    base |= given(harness={"name": harness})
+    base |= harness_section(harnesses)
     if attempts is not None:
         base["attempts"] = attempts
     if tokenizer is not None:

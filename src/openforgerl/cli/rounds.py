@@ -46,14 +46,19 @@ async def run_round(
         stack.push_async_callback(engine.close)
         opened = await stack.enter_async_context(open_run(folder, config))
         keep_tokenizer(folder, tokenizer)
-        groups = plan_rollouts(
-            tasks,
-            run_id=opened.run_id,
-            purpose=purpose,
-            harness=config.harness.name,
-            per_task=attempts,
-            seed=config.seed,
-        )
+        groups = [
+            group
+            for harness in config.harnesses
+            for group in plan_rollouts(
+                tasks,
+                run_id=opened.run_id,
+                # Seeds do not depend on what follows the colon: every harness gets the same draws.
+                purpose=f"{purpose}:{harness}" if len(config.harnesses) > 1 else purpose,
+                harness=harness,
+                per_task=attempts,
+                seed=config.seed,
+            )
+        ]
         source = Source.TEACHER if config.engine.kind in ("scripted", "relay") else Source.POLICY
         progress.start(purpose, len(groups) * attempts)
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import click
 
-from openforgerl.cli.configs import Chosen, config_options, given, resolve, rooms_options
+from openforgerl.cli.configs import (
+    MIXED_HARNESS_HELP,
+    Chosen,
+    config_options,
+    given,
+    harness_section,
+    resolve,
+    rooms_options,
+)
 from openforgerl.cli.interruption import run_until_interrupted, terminate_like_interrupt
 from openforgerl.cli.progress import open_progress
 from openforgerl.config import choose_tasks, load_config
@@ -144,7 +152,7 @@ def _split(by_task: dict[str, list[Sample]], config: SftConfig) -> tuple[list[Sa
 @click.option(
     "--model", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Model directory to start."
 )
-@click.option("--harness", help="A harness of `openforgerl harness list`, or module:Class.  [default: pi]")
+@click.option("--harness", "harnesses", multiple=True, help=MIXED_HARNESS_HELP)
 @click.option(
     "--run", "folder", type=click.Path(path_type=Path), default=Path("runs/grpo"), show_default=True, help="Run folder."
 )
@@ -153,7 +161,7 @@ def _split(by_task: dict[str, list[Sample]], config: SftConfig) -> tuple[list[Sa
 def grpo(
     tasks: Path | None,
     model: Path | None,
-    harness: str | None,
+    harnesses: tuple[str, ...],
     folder: Path,
     trainer: str | None,
     chosen: Chosen,
@@ -165,9 +173,8 @@ def grpo(
     """
     flags = given(
         engine={"kind": "torch" if model else None, "path": str(model) if model else None},
-        harness={"name": harness},
         tasks={"path": str(tasks) if tasks else None},
-    )
+    ) | harness_section(harnesses)
     if trainer:
         flags["trainer"] = trainer
     full = load_config(GrpoConfig, chosen.file, chosen.settings, flags=flags)

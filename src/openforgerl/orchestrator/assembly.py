@@ -11,6 +11,7 @@ import os
 import platform
 import secrets
 import shutil
+import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from openforgerl.types import Attempt, Rollout, SandboxSpec, Task
 
 CONFIG_FILE = "config.json"
 CARRY = "carry"
+PORT = "proxy.port"
+"""Name of the value that keeps the data port, where sandboxes know it by its number."""
 TOKENIZER = "tokenizer"
 """Folder inside the run folder."""
 TOKENIZER_FILES = (
@@ -179,14 +182,18 @@ async def open_house(
         if isinstance(sandboxes, AbstractAsyncContextManager):
             await stack.enter_async_context(sandboxes)
         # Sandboxes reach the proxy without the host's network, which may not even have a loopback that is up.
-        socket = config.proxy.unix_socket or f"\0openforgerl-{secrets.token_hex(8)}"
-        options = msgspec.structs.replace(config.proxy, unix_socket=socket)
+        path = config.proxy.unix_socket or f"\0openforgerl-{secrets.token_hex(8)}"
+        options = msgspec.structs.replace(config.proxy, unix_socket=path)
         address = await sandboxes.address() if isinstance(sandboxes, NetworkedSandboxes) else ""
         if address and options.host == ProxyOptions().host:
             options = msgspec.structs.replace(options, host=address)
+        if address and options.port == 0:
+            options = msgspec.structs.replace(options, port=await _earlier_port(folder, options.host))
         proxy = ProxyServer(engine=engine, renderer=renderer, store=folder.calls, options=options)
         await stack.enter_async_context(listening(proxy))
-        endpoint = (address, proxy.data_address[1]) if address else socket
+        endpoint = (address, proxy.data_address[1]) if address else path
+        if address:
+            await folder.store.put_value(PORT, proxy.data_address[1])
         specs: dict[str, SandboxSpec] = {}
 
         def spec(task: Task) -> SandboxSpec:
@@ -229,6 +236,18 @@ async def open_house(
         )
         await orchestrator.reconcile(folder.run_id)
         yield House(engine, renderer, proxy, orchestrator)
+
+
+async def _earlier_port(folder: RunFolder, host: str) -> int:
+    """The data port of an earlier process of this run, when it is free: harnesses that live on call it. Else 0."""
+    kept = await folder.store.value(PORT)
+    if not isinstance(kept, int):
+        return 0
+    try:
+        with socket.create_server((host, kept)):
+            return kept
+    except OSError:
+        return 0
 
 
 def open_harnesses(config: RoomsConfig) -> dict[str, Harness]:
