@@ -27,6 +27,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "kubernetes": "openforgerl.sandboxes.kubernetes.backend:KubernetesSandboxes",
         "fake": "openforgerl.testing.fake_sandbox:FakeSandboxes",
     },
+    "reaping": {"kubernetes": "openforgerl.sandboxes.kubernetes.reaping:reap_expired"},
+    "diagnosis": {"kubernetes": "openforgerl.sandboxes.kubernetes.diagnosis:examine"},
     "harness": {
         "pi": "openforgerl.harnesses.pi:PiHarness",
         "codex": "openforgerl.harnesses.codex:CodexHarness",
@@ -69,6 +71,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
             "export": "export",
             "audit": "audit",
             "replay": "replay",
+            "reap": "reap",
             "doctor": "doctor",
             "testing": "testing",
         }.items()

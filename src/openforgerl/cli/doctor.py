@@ -7,9 +7,14 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from contextlib import aclosing
 
 import click
 
+from openforgerl import plugins
+from openforgerl.cli.configs import Chosen, config_options, resolve
+from openforgerl.cli.interruption import run_until_interrupted
+from openforgerl.config import RoomsConfig
 from openforgerl.errors import InputError
 from openforgerl.harnesses.catalogue import inspect, installable
 from openforgerl.harnesses.installation import default_cache
@@ -26,18 +31,37 @@ PACKAGES = {
 
 
 @click.command()
-def doctor() -> None:
+@click.option("--kubernetes", is_flag=True, help="Look at the cluster instead, and start one sandbox there.")
+@config_options
+def doctor(kubernetes: bool, chosen: Chosen) -> None:
     """Say what this machine can do, and how to get what is missing. Exit code 1 when something required is missing."""
-    click.echo(f"{'Python':<22} {platform.python_version()} ({sys.executable}), {os.cpu_count()} cores")
-    missing = 0
-    for check in (*_packages(), *_harnesses(), *probe(SandboxOptions())):
-        mark = "ok" if check.ok else "MISSING" if check.required else "weaker"
-        click.echo(f"{check.check:<22} {mark:<8} {check.detail}")
-        if not check.ok and check.fix:
-            click.echo(f"{'':<31} fix: {check.fix}")
-        missing += not check.ok and check.required
+    config = resolve(RoomsConfig, chosen)
+    if config is None:
+        return
+    if kubernetes:
+        missing = run_until_interrupted(_cluster(config.sandbox), "Nothing was changed.")
+    else:
+        click.echo(f"{'Python':<22} {platform.python_version()} ({sys.executable}), {os.cpu_count()} cores")
+        missing = sum(map(_say, (*_packages(), *_harnesses(), *probe(config.sandbox))))
     click.echo("Everything that is required is here." if not missing else f"{missing} required things are missing.")
     sys.exit(1 if missing else 0)
+
+
+def _say(check: Check) -> bool:
+    """Print a finding; whether something required is missing."""
+    mark = "ok" if check.ok else "MISSING" if check.required else "weaker"
+    click.echo(f"{check.check:<22} {mark:<8} {check.detail}")
+    if not check.ok and check.fix:
+        click.echo(f"{'':<31} fix: {check.fix}")
+    return not check.ok and check.required
+
+
+async def _cluster(options: SandboxOptions) -> int:
+    missing = 0
+    async with aclosing(plugins.load("diagnosis", "kubernetes")(options)) as checks:
+        async for check in checks:
+            missing += _say(check)
+    return missing
 
 
 def _packages() -> Iterator[Check]:

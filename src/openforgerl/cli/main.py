@@ -28,6 +28,7 @@ VERBS = {
     "export": "Write a run's rollouts in another tool's format, and say what that format loses.",
     "audit": "Check that a run's samples are what was sampled, and that every token is accounted for.",
     "replay": "Run a rollout's harness again against its recorded answers, and say where its requests differ.",
+    "reap": "Destroy what dead runs left: processes, containers, pods and their objects.",
     "doctor": "Say what this machine can do, and how to get what is missing.",
     "testing": "Small models and fakes for tests of your own.",
 }

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ from openforgerl.sandboxes.kubernetes.gateway import PATH, Gateway, Stream, cred
 from openforgerl.sandboxes.kubernetes.http import HttpCluster
 from openforgerl.sandboxes.kubernetes.lifecycle import Facility, PodLife
 from openforgerl.sandboxes.kubernetes.manifests import Boarding
-from openforgerl.sandboxes.kubernetes.runs import RunHold, reap_run
+from openforgerl.sandboxes.kubernetes.runs import RunHold, reap_run, remove_pods
 from openforgerl.sandboxes.kubernetes.vessel import BACKEND, PodVessel, described
 from openforgerl.sandboxes.kubernetes.watching import PodWatch
 from openforgerl.sandboxes.options import SandboxOptions
@@ -34,6 +34,7 @@ from openforgerl.sandboxes.spec import init_settings
 from openforgerl.types import Origin, SandboxRef, SandboxSpec, Stage
 
 _KEY_FILE = "gateway.key"
+_PORT_FILE = "gateway.port"
 _TOKEN_ENV = "OPENFORGERL_TOKEN"
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _SETTLE = 120.0
@@ -151,7 +152,7 @@ class KubernetesSandboxes:
 
     async def list(self, run_id: str) -> Sequence[SandboxRef]:
         """Every pod of the run, whoever made it."""
-        cluster = await self._open()
+        cluster = await self._connect()
         return [_ref(cluster, pod) for pod in (await self._pods(run_id))]
 
     async def reap(self, run_id: str) -> int:
@@ -159,7 +160,7 @@ class KubernetesSandboxes:
 
         Raises StoreError when some stay.
         """
-        cluster = await self._open()
+        cluster = await self._connect()
         async with self._opening:
             held = self._runs.pop(run_id, None)
         if held is not None:
@@ -170,25 +171,57 @@ class KubernetesSandboxes:
             self._gateway.settle()
         return count
 
+    async def reap_others(self, run_id: str, keep: Collection[str]) -> int:
+        """Delete the run's pods but for those of the attempts in `keep`, which are adopted next; how many there were.
+
+        Raises StoreError when some stay.
+        """
+        cluster, kept = await self._open(), set(keep)
+        if not kept:
+            return await self.reap(run_id)
+        doomed = [pod for pod in await self._pods(run_id) if _ref(cluster, pod).attempt_id not in kept]
+        await remove_pods(cluster, run_id, doomed, grace=self._options.grace, seconds=self._remove_seconds())
+        return len(doomed)
+
     async def _pods(self, run_id: str) -> Sequence[Object]:
-        cluster = await self._open()
+        cluster = await self._connect()
         found = await cluster.list(POD, labels=selector(names.run_labels(run_id)))
         return [pod for pod in found.items if pod["metadata"].get("annotations", {}).get(names.RUN_NOTE) == run_id]
+
+    async def _connect(self) -> Cluster:
+        """The API server, and no more: enough to list and to reap."""
+        if self._cluster is None:
+            options = self._options
+            access = find_access(options.kubeconfig, options.context, os.environ)
+            self._cluster = HttpCluster(access, options.namespace, at_once=options.calls_at_once)
+        return self._cluster
 
     async def _open(self) -> Cluster:
         """Connect, find our own address, and listen for inits."""
         async with self._opening:
-            options = self._options
-            if self._cluster is None:
-                access = find_access(options.kubeconfig, options.context, os.environ)
-                self._cluster = HttpCluster(access, options.namespace, at_once=options.calls_at_once)
+            options, cluster = self._options, await self._connect()
             if self._gateway is None:
                 self._key = await asyncio.to_thread(_kept_key, self._state / _KEY_FILE)
-                self._address = await _own_address(options.gateway_host, self._cluster.server)
-                gateway = Gateway(options.gateway_listen or self._address, options.gateway_port, settle=_SETTLE)
+                self._address = await _own_address(options.gateway_host, cluster.server)
+                self._gateway = await self._listen()
+            return cluster
+
+    async def _listen(self) -> Gateway:
+        """Listen where pods of an earlier process of this run dial again, when that is free."""
+        options, kept = self._options, self._state / _PORT_FILE
+        before = int(kept.read_text()) if kept.exists() else 0
+        ports = [options.gateway_port] if options.gateway_port else [before, 0] if before else [0]
+        for port in ports:
+            gateway = Gateway(options.gateway_listen or self._address, port, settle=_SETTLE)
+            try:
                 await gateway.start()
-                self._gateway = gateway
-            return self._cluster
+            except ConfigError:
+                if port == ports[-1]:
+                    raise
+                continue
+            kept.write_text(str(gateway.port))
+            return gateway
+        raise AssertionError("there is always a port to try")
 
     async def _run(self, run_id: str) -> tuple[RunHold, PodWatch, Facility]:
         """The run's own objects and its watch, made when first needed."""

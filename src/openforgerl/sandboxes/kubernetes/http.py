@@ -49,9 +49,10 @@ class HttpCluster:
         answer = await self._call("GET", "/version")
         return str(answer["gitVersion"])
 
-    async def create(self, kind: Kind, manifest: Object) -> Object:
+    async def create(self, kind: Kind, manifest: Object, *, dry_run: bool = False) -> Object:
         """POST. A repeat after a lost answer says AlreadyExists; whose object that is, the caller must see."""
-        return await self._call("POST", self._path(kind), body=_whole(kind, manifest))
+        query = {"dryRun": "All"} if dry_run else {}
+        return await self._call("POST", self._path(kind), query=query, body=_whole(kind, manifest))
 
     async def get(self, kind: Kind, name: str) -> Object:
         """GET."""

@@ -44,7 +44,7 @@ def pod(spec: SandboxSpec, options: KubernetesOptions, boarding: Boarding, owner
     mounts.append({"name": "init", "mountPath": INIT_HOME, "readOnly": True})
     container: Object = {
         "name": CONTAINER,
-        "image": options.image,
+        "image": image_of(spec, options),
         "imagePullPolicy": options.pull_policy,
         "command": [options.python, "-I", "-S", "-X", "utf8", "-c", _START, *boarding.arguments],
         "env": [{"name": name, "value": value} for name, value in sorted(boarding.env.items())],
@@ -136,11 +136,16 @@ def init_bundle() -> bytes:
     return out.getvalue()
 
 
+def image_of(spec: SandboxSpec, options: KubernetesOptions) -> str:
+    """The task's own image, below the registry where it was pushed; else the configured one."""
+    return f"{options.registry}{spec.image}" if spec.image else options.image
+
+
 def check(spec: SandboxSpec, options: KubernetesOptions) -> None:
     """Refuse what no pod can be made of. Raises InputError naming the field."""
     # The directory of a layer need not be here: its image has it.
     check_spec(msgspec.structs.replace(spec, layers=[msgspec.structs.replace(one, source="/") for one in spec.layers]))
-    if not options.image:
+    if not image_of(spec, options):
         raise InputError("sandbox.kubernetes.image is empty: name the image of the sandboxes (docs/kubernetes.md)")
     if options.layers in ("copy", "volume"):
         missing = [layer.target for layer in spec.layers if not _image_of(layer, options)]

@@ -33,6 +33,9 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Where pods are made; empty = the context's, or the orchestrator's own inside the cluster."""
     image: str = ""
     """Image of a sandbox, by digest where possible. It needs /bin/sh, and a Python 3.9 or later at `python`."""
+    registry: str = ""
+    """Put before the image of a task that has its own: where `openforgerl images push` sent it, with a slash at the
+    end."""
     python: str = "/usr/bin/python3"
     """The interpreter that runs our init in the pod."""
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"

@@ -12,6 +12,7 @@ from openforgerl.sandboxes.kubernetes.classification import CONTAINER
 from openforgerl.sandboxes.kubernetes.cluster import Object
 from openforgerl.sandboxes.kubernetes.gateway import Stream
 from openforgerl.sandboxes.kubernetes.lifecycle import PodLife
+from openforgerl.sandboxes.kubernetes.manifests import image_of
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
 from openforgerl.types import JsonValue, Origin, SandboxRef, SandboxSpec, Stage
 
@@ -112,7 +113,7 @@ def described(
         "backend": BACKEND,
         "pod": life.name,
         "node": str(pod.get("spec", {}).get("nodeName") or ""),
-        "image": options.image,
+        "image": image_of(spec, options),
         "image_digest": image,
         "runtime_class": options.runtime_class,
         "namespaces": said["namespaces"],
