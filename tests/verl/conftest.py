@@ -33,7 +33,7 @@ def start() -> Callable[..., subprocess.Popen[bytes]]:
     def started(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
         with log.open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "openforgerl.cli.main", *arguments],
+                [sys.executable, "-c", "from openforgerl.cli.main import main; main()", *arguments],
                 env=os.environ | ENVIRONMENT,
                 stdout=out,
                 stderr=subprocess.STDOUT,

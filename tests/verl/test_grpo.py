@@ -25,7 +25,7 @@ from openforgerl.orchestrator.assembly import read_run
 from openforgerl.store import RunStore
 from openforgerl.types import Attempt, Failure, Rollout, Sample, Verdict
 
-pytestmark = [pytest.mark.verl, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(3600)]
 
 TASKS = ("verl/task-0", FAILS_ONCE, "verl/task-2", "verl/task-3", ALWAYS_FAILS)
 Steps = dict[int, dict[str, Any]]
@@ -67,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., subproces
         process.send_signal(signal.SIGTERM)
         interrupted = process.wait(120)
         process = start(*words, log=log)
-        resumed = process.wait(600)
+        resumed = process.wait(1500)
         if resumed:
             pytest.fail(f"the resumed run ended with {resumed}:\n{tail(log)}")
     finally:
@@ -76,7 +76,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., subproces
     yield Run(folder / "run", first, steps_of(metrics), (interrupted, resumed), recorded(folder / "run"))
 
 
-def wait_for(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, seconds: float = 600) -> None:
+def wait_for(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, seconds: float = 1500) -> None:
     until = time.monotonic() + seconds
     while not done():
         if process.poll() is not None or time.monotonic() > until:
