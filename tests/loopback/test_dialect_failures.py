@@ -154,8 +154,9 @@ async def test_an_engine_that_fails_mid_answer(tmp_path: Path, renderer: ChatRen
         whole = await talker.ask(speaker.user("Hi."))
         first, second = await home.calls()
     assert said.text and "one two three four five".startswith(said.text)
-    # An error, no end mark, and the connection is cut: nobody takes it for an answer.
-    assert (said.done, said.cut) == (False, True)
+    # An error, no end mark, and the connection is cut: nobody takes it for an answer. (Google's clients fail at what
+    # the error leaves in their buffer.)
+    assert (said.done, said.cut) == (False, speaker.name != "gemini")
     assert said.error is not None
     assert "6 tokens" in json.dumps(said.error)
     check(speaker, whole, 500, "engine_error")

@@ -228,6 +228,10 @@ async def read_body(request: web.Request, options: ProxyOptions) -> bytes:
     return bytes(body)
 
 
+_APART = 0.2
+"""Seconds between an answer and the error that ends it: some clients (Google's) read it only in a piece of its own."""
+
+
 class HttpOutlet:
     """Sends one answer over HTTP. What is not a stream is kept as `response`, for the handler to return."""
 
@@ -286,7 +290,11 @@ class HttpOutlet:
             self._response = error_response(self._dialect, error)
             self._response.headers.update(self._named)
             return
+        if patient:
+            await asyncio.sleep(min(_APART, self._parting))
         await self.write(event)
+        if not self._dialect.cut_after_failure:
+            return
         last = time.monotonic() + (self._parting if patient else 0.0)
         # Asked again and again: that its client left is told to the request's handler, which this need not be.
         while self._connected() and time.monotonic() < last:  # noqa: ASYNC110

@@ -59,6 +59,7 @@ class ChatDialect:
     """The dialect `chat`."""
 
     name = "chat"
+    cut_after_failure = True
 
     def parse(
         self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET

@@ -151,6 +151,12 @@ class Dialect(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def cut_after_failure(self) -> bool:
+        """Whether a stream that failed is cut behind the error, so that nobody takes it for a short answer; False
+        where the error alone already makes it one that cannot be read to its end."""
+        ...
+
     def parse(
         self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET
     ) -> Request:

@@ -45,6 +45,9 @@ class GeminiDialect:
     """The dialect `gemini`."""
 
     name = "gemini"
+    cut_after_failure = False
+    """Google's own readers look for the error in a piece of its own; where they find it behind another, only a stream
+    that ends there fails (`Incomplete JSON segment`, which Gemini CLI tries again for, other than for a cut)."""
 
     def parse(
         self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET

@@ -55,6 +55,7 @@ class MessagesDialect:
     """The dialect `messages`."""
 
     name = "messages"
+    cut_after_failure = True
 
     def parse(
         self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET

@@ -38,6 +38,7 @@ class ResponsesDialect:
     """The dialect `responses`."""
 
     name = "responses"
+    cut_after_failure = True
 
     def parse(
         self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET
