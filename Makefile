@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := PASSIVE
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 PINS := -c constraints.txt
 
-.PHONY: demo test check clean
+.PHONY: demo test test-verl check clean
 demo: $(VENV)/.demo-ready
 	$(VENV)/bin/openforgerl demo $(ARGS)
 
@@ -15,6 +15,17 @@ test: $(VENV)/.test-ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+# veRL's own environment and tests (docs/verl.md): 2 GB and several minutes, so not part of `make test`.
+VERL_VENV ?= .venv-verl
+test-verl: $(VERL_VENV)/.ready
+	$(VERL_VENV)/bin/openforgerl harness install pi
+	$(VERL_VENV)/bin/python -m pytest -m verl -W default -p no:cacheprovider -s tests/verl $(ARGS)
+
+$(VERL_VENV)/.ready: pyproject.toml constraints-verl.txt scripts/verl_env.sh
+	@echo "Installing veRL in $(VERL_VENV) (about 2 GB)"
+	@./scripts/verl_env.sh $(VERL_VENV)
+	@touch $@
 
 # A stamp, because the interpreter is there before the rest is: what was interrupted is made anew.
 $(VENV)/.made:
