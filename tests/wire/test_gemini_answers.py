@@ -12,7 +12,7 @@ from openforgerl.errors import ContextOverflow, WireError
 from openforgerl.types import Conversation, FinishReason, Message, MessageDelta, Reasoning, Role, Text, ToolCall
 from openforgerl.wire import Answer, Head, Request, SseReader
 
-from .gemini_clients import GEMINI
+from .gemini_clients import GEMINI, javascript
 
 STREAMS = Path(__file__).parent / "golden" / "gemini" / "streams"
 HEAD = Head(call_id="c1", model="policy", created=1_700_000_000, handle="h1")
@@ -71,6 +71,8 @@ def test_a_broken_stream_ends_in_a_bare_error() -> None:
     assert sent == (STREAMS / "broken-by-the-engine.sse").read_bytes()
     assert b"functionCall" not in sent  # the open call was not whole
     assert b"finishReason" not in sent
+    with pytest.raises(ValueError, match="Incomplete JSON segment"):  # read at once, and ended in order
+        javascript(sent)
 
 
 @pytest.mark.parametrize("path", sorted(STREAMS.glob("*.sse")), ids=lambda path: path.stem)
