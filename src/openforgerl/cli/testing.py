@@ -10,7 +10,7 @@ import click
 from openforgerl import plugins
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.errors import Interrupted
-from openforgerl.testing.fake_kubernetes import Clock, ClusterOptions, FakeCluster
+from openforgerl.testing.fake_kubernetes import Clock, ClusterOptions, FakeCluster, certificates
 
 
 @click.group(name="testing")
@@ -51,10 +51,14 @@ def fake_kubernetes(port: int, kubeconfig: Path, namespace: str, speed: float) -
     """Serve a fake Kubernetes cluster until Ctrl-C; its pods are processes of this machine.
 
     Whatever image a pod names, it runs in this machine's own system directories, read-only, in bubblewrap. The network
-    is this machine's. To try the Kubernetes backend without a cluster: set KUBECONFIG to FILE.
+    is this machine's. To try the Kubernetes backend without a cluster: set KUBECONFIG to FILE. It serves HTTPS where
+    the openssl program is found; kubectl needs that.
     """
     options = ClusterOptions(
-        port=port, namespaces=[] if namespace == "default" else [namespace], clock=Clock(1 / speed)
+        tls=certificates.can_make(),
+        port=port,
+        namespaces=[] if namespace == "default" else [namespace],
+        clock=Clock(1 / speed),
     )
     try:
         run_until_interrupted(_serve_cluster(options, kubeconfig, namespace), "Its pods are gone with it.")

@@ -2,7 +2,7 @@
 
 What it shows was compared with a real 1.36 cluster: which field says what, in which order, after how long. Pods are
 real processes (bubblewrap) or coroutines. Not played: restarts of containers, probes, Services, enforcement of
-NetworkPolicies (the network is this machine's), TLS, and the controllers of Deployments and DaemonSets.
+NetworkPolicies (the network is this machine's), and the controllers of Deployments and DaemonSets.
 """
 
 from openforgerl.testing.fake_kubernetes.clock import Clock, Timings

@@ -309,6 +309,8 @@ def _discovery(path: str) -> web.Response:
 
 
 async def _json(request: web.Request) -> Any:
+    if "protobuf" in request.content_type:
+        raise statuses.Refusal(415, "UnsupportedMediaType", "this fake cluster reads JSON only, not protobuf")
     try:
         return msgspec.json.decode(await request.read())
     except msgspec.DecodeError as error:

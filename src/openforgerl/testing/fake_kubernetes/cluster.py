@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from openforgerl.testing.fake_kubernetes import certificates
 from openforgerl.testing.fake_kubernetes.access import Access
 from openforgerl.testing.fake_kubernetes.app import ApiServer, Counts
 from openforgerl.testing.fake_kubernetes.clock import Clock, Timings
@@ -45,6 +48,8 @@ class ClusterOptions:
     rotate_at: int = 10 << 20
     """Bytes of a log above which it is rotated."""
     port: int = 0
+    tls: bool = False
+    """Serve HTTPS with a certificate of its own (needs openssl). kubectl sends its token to no other server."""
 
 
 class FakeCluster:
@@ -86,6 +91,9 @@ class FakeCluster:
         self.watching = Watching(self.objects, self.scenarios, self.faults, clock.cluster)
         self.server = ApiServer(self.registry, self.watching, self.kubelet, self.access, self.scenarios, self.faults)
         self._runner: web.AppRunner | None = None
+        self._tls: ssl.SSLContext | None = None
+        self.certificate = b""
+        """PEM, with `tls`."""
         self.port = self.options.port
 
     @property
@@ -96,7 +104,7 @@ class FakeCluster:
     @property
     def url(self) -> str:
         """Of the API server."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.options.tls else 'http'}://127.0.0.1:{self.port}"
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -115,6 +123,8 @@ class FakeCluster:
             self.registry.create(NAMESPACES, "", body)
         for spec in self.options.nodes:
             self.nodes.add(spec)
+        if self.options.tls:
+            self._tls, self.certificate = await asyncio.to_thread(certificates.make, self._state)
         await self._listen()
         return self
 
@@ -129,7 +139,7 @@ class FakeCluster:
         )
         await self._runner.setup()
         listener = socket.create_server(("127.0.0.1", self.port), backlog=2048)
-        await web.SockSite(self._runner, listener).start()
+        await web.SockSite(self._runner, listener, ssl_context=self._tls).start()
         self.port = listener.getsockname()[1]
 
     async def stop_serving(self) -> None:
@@ -188,10 +198,11 @@ class FakeCluster:
 
     def kubeconfig(self, *, token: str = "", namespace: str = "default") -> Object:
         """A kubeconfig for `token` (default: the administrator's) as an object; JSON is YAML."""
+        authority = {"certificate-authority-data": base64.b64encode(self.certificate).decode()} if self._tls else {}
         return {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "fake", "cluster": {"server": self.url, **authority}}],
             "users": [{"name": "fake", "user": {"token": token or self.token}}],
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake", "namespace": namespace}}],
             "current-context": "fake",
