@@ -19,12 +19,14 @@ from openforgerl.rendering.probing import probe, turn_tokens
 from openforgerl.rendering.remembered import Remembered
 from openforgerl.rendering.restoring import PromptIds, Restorer, Turns
 from openforgerl.rendering.schemas import types_of
-from openforgerl.rendering.shapes import Form, message_forms, milder, tool_form
-from openforgerl.rendering.template import ChatTemplate, strings_in, traced_json
+from openforgerl.rendering.shapes import Form, Shape, message_forms, milder, tool_form
+from openforgerl.rendering.template import ChatTemplate, strings_in, traced_json, untraced
 from openforgerl.rendering.tokenizer import TokenCodec
 from openforgerl.rendering.traced import OUTSIDE, TEMPLATE, Traced, uniform
 from openforgerl.types import Conversation, ForcedCall, JsonValue, Message, ModelCall, Prompt
 
+_FORMS_HELD = 128 * 2**20
+"""Bytes of messages in the form of the template that are remembered."""
 _HEADERS_HELD = 2**20
 """Bytes of what templates write before an answer that are remembered."""
 
@@ -79,6 +81,7 @@ class ChatRenderer:
         if answer_form != "auto":
             parts.append(answer_form)
         self._digest = digest_json(parts)
+        self._forms: Remembered[tuple[Shape, int, Message], tuple[Form, JsonValue]] = Remembered(_FORMS_HELD)
         self._headers: Remembered[tuple[str, str, str], str] = Remembered(_HEADERS_HELD)
 
     @property
@@ -270,10 +273,12 @@ class ChatRenderer:
         are refused, the first refusal is raised.
         """
         template, shape = self._templates[self._name(conversation)], self._probed[self._name(conversation)].shape
-        forms = list(message_forms(conversation.messages, shape))
+        forms, plain_forms = self._forms_of(conversation.messages, shape)
         given = self._variables(conversation, kwargs, forms, generate=generate)
+        plain = {name: untraced(value) for name, value in given.items() if name != "messages"}
+        plain["messages"] = plain_forms
         try:
-            return template.render(given, clock), given
+            return template.render(given, clock, plain=plain), given
         except TemplateError as error:
             refusal = error
         for order in milder(forms):
@@ -283,6 +288,23 @@ class ChatRenderer:
             except TemplateError:
                 continue
         raise refusal
+
+    def _forms_of(self, messages: Sequence[Message], shape: Shape) -> tuple[list[Form], list[JsonValue]]:
+        """`message_forms`, and the same untraced; of a message in its place they are always the same."""
+        if shape.move_images:
+            forms = list(message_forms(messages, shape))
+            return forms, [untraced(form) for form in forms]
+        pairs: list[tuple[Form, JsonValue]] = []
+        for index, message in enumerate(messages):
+            key = (shape, index, message)
+            pair = self._forms.get(key)
+            if pair is None:
+                (form,) = message_forms((message,), shape, start=index)
+                pair = form, untraced(form)
+                # Both hold the text, and a few objects for each of their keys.
+                self._forms.put(key, pair, 2 * _characters(message) + 2000)
+            pairs.append(pair)
+        return [form for form, _ in pairs], [plain for _, plain in pairs]
 
     def _variables(
         self,
@@ -330,6 +352,10 @@ def _refuse_surrogates(text: str) -> None:
 
 def _calls_in(conversation: Conversation) -> int:
     return sum(len(message.tool_calls) for message in conversation.messages)
+
+
+def _characters(message: Message) -> int:
+    return len(message.text) + len(message.reasoning) + sum(len(call.arguments) + 500 for call in message.tool_calls)
 
 
 def _as_traced(text: Any) -> Traced:

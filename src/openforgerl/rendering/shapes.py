@@ -47,10 +47,13 @@ def tool_form(tool: ToolSpec) -> Form:
     return {"type": "function", "function": function}
 
 
-def message_forms(messages: Sequence[Message], shape: Shape) -> Iterator[Form]:
-    """Messages as chat templates expect them, in order; what came from a message is traced to its index."""
+def message_forms(messages: Sequence[Message], shape: Shape, *, start: int = 0) -> Iterator[Form]:
+    """Messages as chat templates expect them, in order; what came from a message is traced to its index.
+
+    `start`: the index of the first.
+    """
     moved: list[JsonValue] = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages, start):
         if moved and message.role is not Role.TOOL:
             yield {"role": uniform("user", TEMPLATE), "content": moved}
             moved = []

@@ -117,7 +117,8 @@ class TokenCodec:
         """`text` as pieces; added tokens only inside one of the `trusted` stretches (ordered, disjoint)."""
         pieces = [Piece(0, len(text))] if text else []
         for stage in self._stages:
-            pieces = [part for piece in pieces for part in stage.split(text, piece, trusted)]
+            if not stage.empty:
+                pieces = [part for piece in pieces for part in stage.split(text, piece, trusted)]
         return pieces
 
     def encode_piece(self, text: str, piece: Piece, *, first: bool) -> Encoded:
@@ -190,6 +191,10 @@ class _Matcher:
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if tokens else None
         self._everywhere = everywhere
 
+    @property
+    def empty(self) -> bool:
+        return self._pattern is None
+
     def finds(self, text: str) -> bool:
         return self._pattern is not None and self._pattern.search(text) is not None
 
@@ -218,16 +223,28 @@ class _Matcher:
             yield Piece(at, piece.stop)
 
     def _matches(self, text: str, piece: Piece, trusted: Sequence[Stretch]) -> Iterator[tuple[int, int, AddedToken]]:
+        """As a search of each stretch by itself would find them, but in one pass: most matches lie inside one."""
         assert self._pattern is not None
         stretches = [(piece.start, piece.stop)] if self._everywhere else trusted
-        for at in range(bisect_right(stretches, piece.start, key=_stop), len(stretches)):
-            low, high = stretches[at]
-            if low >= piece.stop:
+        at = bisect_right(stretches, piece.start, key=_stop)
+        start = piece.start
+        while at < len(stretches) and stretches[at][0] < piece.stop:
+            start = max(start, stretches[at][0])
+            for match in self._pattern.finditer(text, start, piece.stop):
+                low, high = match.span()
+                while at < len(stretches) and stretches[at][1] <= low:
+                    at += 1
+                if at == len(stretches) or not stretches[at][0] <= low:
+                    break
+                if high > stretches[at][1]:
+                    # It goes beyond its stretch, in which a shorter one may still lie.
+                    for inner in self._pattern.finditer(text, low, min(stretches[at][1], piece.stop)):
+                        yield inner.start(), inner.end(), self._by_text[inner.group()]
+                    at += 1
+                    break
+                yield low, high, self._by_text[match.group()]
+            else:
                 return
-            low, high = max(low, piece.start), min(high, piece.stop)
-            if low < high:
-                for match in self._pattern.finditer(text, low, high):
-                    yield match.start(), match.end(), self._by_text[match.group()]
 
 
 def _stop(stretch: Stretch) -> int:

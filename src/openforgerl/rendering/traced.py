@@ -239,12 +239,17 @@ def concat(values: Iterable[str]) -> Traced:
     """All strings joined; what jinja calls to end a template, macro or block."""
     parts = list(values)
     runs: list[tuple[int, int]] = []
+    held, last = 0, TEMPLATE  # the run that may still grow
     for part in parts:
         for length, origin in runs_of(part):
-            if runs and runs[-1][1] == origin:
-                runs[-1] = (runs[-1][0] + length, origin)
-            else:
-                runs.append((length, origin))
+            if origin == last:
+                held += length
+                continue
+            if held:
+                runs.append((held, last))
+            held, last = length, origin
+    if held:
+        runs.append((held, last))
     return make("".join(parts), tuple(runs))
 
 
