@@ -91,9 +91,8 @@ FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
             fact="Ends at once with exit 1; the attempt is discarded and made again.",
         ),
         ("openclaw", "malformed"): Expected(
-            ended="crashed_by_policy",
-            passed=False,
-            fact="Ends the run with exit 1; the attempt is graded as left, since the policy caused it.",
+            dropped=frozenset({"retry"}),
+            fact="Throws the answer away and asks the same again, without a word of what was wrong.",
         ),
     }
 )
