@@ -1,6 +1,6 @@
 """What becomes of every sampled token, scenario by scenario, and what the rows cost.
 
-    OMP_NUM_THREADS=1 python benchmarks/fidelity.py [--small] [--only NAME ...]
+    OMP_NUM_THREADS=1 python benchmarks/fidelity.py [--small] [--only NAME ...] [--json docs/results/fidelity.json]
 
 Sampled, trained, masked and dropped tokens are the account of `trajectory.build_samples`, asserted there. Tokens in
 the tree are what the embedded trainer computes when all rows of the session go through it at once; unique tokens are
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fidelity_scenarios import MORE, PEERS, SMALL, Scenario, Session, Size
 
@@ -153,6 +155,46 @@ def long_session(turns: int, *, answer: int = 150, observation: int = 400, syste
     return calls
 
 
+def _record(found: Fidelity) -> dict[str, Any]:
+    """One scenario's numbers for `--json`."""
+    totals = found.samples.totals
+    return {
+        "calls": found.calls,
+        "sampled": totals.sampled,
+        "trained": totals.trained,
+        "masked": totals.masked,
+        "dropped": totals.dropped,
+        "rows": len(found.samples.samples),
+        "tokens_in_rows": found.row_tokens,
+        "tokens_in_tree": found.tree_tokens,
+        "unique_tokens": found.unique_tokens,
+        "cpu_seconds": round(found.seconds, 3),
+    }
+
+
+def _linear_time() -> list[dict[str, Any]]:
+    """An appending session from records to rows, ever longer; printed as it is measured."""
+    print("\nan appending session from records to rows:")
+    lines: list[dict[str, Any]] = []
+    for turns, small in ((125, True), (250, True), (500, True), (1000, True), (1000, False)):
+        calls = long_session(turns, answer=20, observation=60, system=1000) if small else long_session(turns)
+        started = time.process_time()
+        rows = reconstruct(calls).samples
+        seconds = time.process_time() - started
+        seen = sum(len(call.prompt.ids) for call in calls)
+        print(f"{turns:5d} calls, last row {len(rows[-1].ids):6d} ids, {seen:9d} ids in prompts: {seconds:.2f} s CPU")
+        lines.append(
+            {
+                "calls": turns,
+                "last_row": len(rows[-1].ids),
+                "tokens_in_prompts": seen,
+                "cpu_seconds": round(seconds, 3),
+            }
+        )
+        del calls, rows  # two of them would not fit everywhere
+    return lines
+
+
 def _line(name: str, found: Fidelity) -> str:
     totals = found.samples.totals
     left = {**{f"masked {why}": n for why, n in totals.masked.items()}}
@@ -169,28 +211,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="short sessions, seconds instead of minutes")
     parser.add_argument("--only", nargs="+", help="names of scenarios")
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
     arguments = parser.parse_args()
     size = SMALL if arguments.small else Size()
     print(
         f"{'scenario':28} {'calls':>5} {'sampled':>8} {'trained':>8} {'masked':>6} {'dropped':>7} {'rows':>5} "
         f"{'in rows':>9} {'in tree':>8} {'/uniq.':>6} {'CPU s':>6}"
     )
+    scenarios: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         renderer = load_renderer(write_tiny_model(Path(folder)))
         for name, scenario in (PEERS | MORE).items():
             if not arguments.only or name in arguments.only:
-                print(_line(name, measure(play(scenario, renderer, size))), flush=True)
-    if arguments.only:
-        return
-    print("\nan appending session from records to rows:")
-    for turns, small in ((125, True), (250, True), (500, True), (1000, True), (1000, False)):
-        calls = long_session(turns, answer=20, observation=60, system=1000) if small else long_session(turns)
-        started = time.process_time()
-        rows = reconstruct(calls).samples
-        seconds = time.process_time() - started
-        seen = sum(len(call.prompt.ids) for call in calls)
-        print(f"{turns:5d} calls, last row {len(rows[-1].ids):6d} ids, {seen:9d} ids in prompts: {seconds:.2f} s CPU")
-        del calls, rows  # two of them would not fit everywhere
+                found = measure(play(scenario, renderer, size))
+                scenarios[name] = _record(found)
+                print(_line(name, found), flush=True)
+    linear = [] if arguments.only else _linear_time()
+    if arguments.json:
+        command = f"OMP_NUM_THREADS=1 python benchmarks/fidelity.py{' --small' if arguments.small else ''}"
+        written = {"command": command, "scenarios": scenarios, "appending_session": linear}
+        arguments.json.write_text(json.dumps(written, indent=2) + "\n")
 
 
 if __name__ == "__main__":
