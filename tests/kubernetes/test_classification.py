@@ -172,5 +172,9 @@ def test_running_and_lost() -> None:
 
 
 def test_a_deletion_by_others_is_infrastructure() -> None:
+    half = pod("Failed")
+    half["metadata"]["deletionTimestamp"] = "2026-11-30T00:00:00Z"
+    reading = read(half)
+    assert isinstance(reading, Ended) and reading.failure.kind == "deleted"
     failure = deleted(pod("Running"))
     assert (failure.kind, failure.origin, failure.retryable) == ("deleted", Origin.INFRASTRUCTURE, True)

@@ -34,7 +34,7 @@ storm = load_storm()
 )
 async def test_every_rollout_ends_and_is_called_what_it_was(tmp_path: Path, groups: int, concurrency: int) -> None:
     pods = storm.StormPods(seconds=0.2)
-    nodes = [NodeSpec(name=f"node-{number}") for number in range(4)]
+    nodes = [NodeSpec(name=f"node-{number}") for number in range(16)]
     images = {"coroutine:*": Image(program=pods.program, handles_term=True)}
     options = ClusterOptions(nodes=nodes, namespaces=["rollouts"], clock=Clock(cluster=0.02), images=images)
     async with FakeCluster(options) as fake:

@@ -101,6 +101,8 @@ def read(pod: Object) -> Reading:
             copy["terminated"].get("exitCode") or copy["terminated"].get("reason") != "Completed"
         ):
             return Ended(failure=_terminated(copy["terminated"], "an init container that brings a layer"))
+    if phase in ("Failed", "Succeeded") and pod["metadata"].get("deletionTimestamp"):
+        return Ended(failure=deleted(pod))
     if phase in ("Failed", "Succeeded"):
         text = f"the pod is {phase} ({reason or 'no reason given'}): {status.get('message') or 'no message'}"
         return Ended(failure=_failure("ended", text))
