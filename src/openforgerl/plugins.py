@@ -19,6 +19,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "engine": {
         "relay": "openforgerl.engines.relay:RelayEngine",
         "scripted": "openforgerl.engines.scripted:ScriptedEngine",
+        "sglang": "openforgerl.engines.server_engine:SglangEngine",
+        "vllm": "openforgerl.engines.server_engine:VllmEngine",
         "torch": "openforgerl.engines.torch_engine:TorchEngine",
     },
     "sandbox": {

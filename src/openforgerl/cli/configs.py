@@ -18,7 +18,7 @@ from openforgerl.orchestrator import RunOptions
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-ENGINE_HELP = "torch:DIR, scripted:FILE, relay:openai:URL or relay:anthropic:URL."
+ENGINE_HELP = "torch:DIR, vllm:URL[,URL], sglang:URL, relay:openai:URL, relay:anthropic:URL or scripted:FILE."
 
 EVERY_HARNESS_HELP = (
     "A harness of `openforgerl harness list`, or module:Class; repeat it to run every task in each.  [default: pi]"

@@ -18,7 +18,7 @@ def engine_options(spec: str, options: EngineOptions | None = None) -> EngineOpt
     kind, colon, path = spec.partition(":")
     if not colon or not kind or not path:
         raise ConfigError(
-            f"an engine is given as KIND:PATH, like torch:DIR, scripted:FILE or relay:openai:URL; got {spec!r}"
+            f"an engine is given as KIND:PATH, like torch:DIR, vllm:URL or relay:openai:URL; got {spec!r}"
         )
     return msgspec.structs.replace(options or EngineOptions(), kind=kind, path=path)
 

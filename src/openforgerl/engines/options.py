@@ -77,14 +77,39 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{name} must be 0 or more; got {price}")
 
 
+class ServersOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How inference servers are reached (engine kinds `vllm` and `sglang`)."""
+
+    key_env: str = ""
+    """Environment variable that holds the servers' API key; empty = they want none."""
+    connect_s: float = 10.0
+    """Time to connect."""
+    silence_s: float = 300.0
+    """Silence of a server in mid-answer after which it counts as dead: a long prompt is silent until its first id."""
+    retry_seconds: float = 2.0
+    """A server that failed is left alone for so long; doubled with each further failure, to 32 times."""
+    patience_s: float = 120.0
+    """How long a call waits when no server can be asked, before it fails."""
+    weights_s: float = 900.0
+    """Time for a server to load weights."""
+    require_temperature: bool = True
+    """Refuse servers whose log-probs are not those of the sampling temperature."""
+
+    def __post_init__(self) -> None:
+        for name in ("connect_s", "silence_s", "retry_seconds", "patience_s", "weights_s"):
+            value: float = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be above 0; got {value}")
+
+
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which engine answers, and what it may use."""
 
     kind: str = "torch"
-    """A registry name (`torch`, `scripted`, `relay`) or `module:Class`."""
+    """A registry name (`torch`, `scripted`, `relay`, `vllm`, `sglang`) or `module:Class`."""
     path: str = ""
     """What the engine opens: a model directory (torch), a script file (scripted), `openai:URL` or `anthropic:URL`
-    (relay)."""
+    (relay), URLs of servers separated by commas (vllm, sglang)."""
     model_name: str = ""
     """The name that `/v1/models` lists; empty = the engine's own choice (the directory's name, `scripted`)."""
     context_length: int | None = None
@@ -106,6 +131,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of weights and keys. On CPUs without bfloat16 instructions float32 is several times faster."""
     relay: RelayOptions = RelayOptions()
     """Of engine kind `relay` only."""
+    servers: ServersOptions = ServersOptions()
+    """Of engine kinds `vllm` and `sglang` only."""
 
     def __post_init__(self) -> None:
         for name in ("context_length", "threads", "max_sequences", "max_batch_tokens", "max_waiting", "kv_memory_mb"):

@@ -1,0 +1,305 @@
+"""vLLM and SGLang servers as an engine: ids in, ids out, several replicas, one of which may die in mid-answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import aiohttp
+import msgspec
+
+from openforgerl.engines.options import EngineOptions
+from openforgerl.engines.server_api import Piece, Scope, ServerApi, SglangApi, Step, Unreadable, VllmApi
+from openforgerl.engines.server_probe import Served, probe
+from openforgerl.engines.server_replicas import Replica, Replicas
+from openforgerl.errors import ConfigError, EngineError, EngineOverloaded, InputError
+from openforgerl.protocols import Renderer
+from openforgerl.types import Chunk, FinishReason, Prompt, Sampling
+from openforgerl.wire import SseReader
+
+_FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_MOST_ERROR_BYTES = 4096
+
+
+class _Broken(Exception):
+    """A replica cannot be reached, or broke off; another one can go on from the ids that are there."""
+
+
+class ServerEngine:
+    """Implements `InferenceEngine` and `WeightControl`. Open with `open`.
+
+    An answer that a replica breaks off is continued by the next one, from the prompt and the ids sampled so far: the
+    same distribution, so nothing is lost and nothing is sampled twice. Only weights of the current version answer.
+    """
+
+    api: ClassVar[ServerApi]
+
+    def __init__(self, urls: Sequence[str], served: Served, *, stop_ids: Sequence[int], options: EngineOptions) -> None:
+        """`served`: what `probe` found. `stop_ids` end an answer, and nothing else does."""
+        self._served = served
+        self._stop_ids = tuple(stop_ids)
+        self._options = options.servers
+        self._name = options.model_name or served.model
+        self._context = min(options.context_length or served.context_length, served.context_length)
+        self._replicas = Replicas([Replica(url) for url in urls], self._options.retry_seconds)
+        self._headers = _headers(options)
+        self._http: aiohttp.ClientSession | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+
+    @classmethod
+    def open(cls, path: Path, renderer: Renderer, options: EngineOptions) -> ServerEngine:
+        """Probe the servers whose URLs `options.path` lists, separated by commas. ConfigError says what they lack."""
+        del path  # a URL is no path
+        urls = [url.strip().rstrip("/") for url in options.path.split(",")]
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise ConfigError(f"engine.path: {url!r} is no http(s) URL; give {cls.api.name}:http://HOST:PORT[,...]")
+        found = [probe(url, cls.api, _headers(options), options.servers.connect_s * 3) for url in urls]
+        if len({(one.model, one.context_length) for one in found}) > 1:
+            raise ConfigError(f"the servers differ in model or context: {', '.join(map(str, found))}")
+        at_temperature = all(one.at_temperature for one in found)
+        if not at_temperature and options.servers.require_temperature:
+            raise ConfigError(
+                f"{', '.join(urls)}: log-probs are not those of the sampling temperature; start the server with "
+                f"{cls.api.logprob_fix}, or set engine.servers.require_temperature = false (answers at other "
+                "temperatures than 1 then come without log-probs, and cannot train)"
+            )
+        served = msgspec.structs.replace(found[0], at_temperature=at_temperature)
+        return cls(urls, served, stop_ids=renderer.stop_ids, options=options)
+
+    @property
+    def model_name(self) -> str:
+        return self._name
+
+    @property
+    def context_length(self) -> int:
+        return self._context
+
+    @property
+    def weights_version(self) -> int:
+        return self._replicas.version
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        affinity: str,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> AsyncIterator[Chunk]:
+        """Sample an answer as it comes. Raises EngineError (infrastructure) or EngineOverloaded."""
+        del priority  # a server needs a flag of its own to know priorities, and refuses them without
+        left = min(sampling.max_tokens, self._context - len(prompt.ids))
+        if prompt.images:
+            raise EngineError(f"images cannot be sent to {self.api.name} as ids yet", status=400)
+        if not prompt.ids or left < 1:
+            raise EngineError(f"{len(prompt.ids)} prompt tokens do not fit a context of {self._context}", status=400)
+        until = asyncio.timeout(None if deadline is None else max(0.0, deadline - time.time()))
+        try:
+            async with until, aclosing(self._sampled(prompt.ids, sampling, left, affinity)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except TimeoutError:
+            if not until.expired():
+                raise
+            yield Chunk(ids=(), logprobs=None, weights_version=self.weights_version, finish=FinishReason.ABORTED)
+
+    async def _sampled(
+        self, prompt: tuple[int, ...], sampling: Sampling, most: int, session: str
+    ) -> AsyncGenerator[Chunk]:
+        """Chunks up to the one that finishes, from as many replicas as it takes."""
+        sampled: list[int] = []
+        tried: list[Replica] = []
+        give_up = time.monotonic() + self._options.patience_s
+        while True:
+            await self._open.wait()
+            replica = self._replicas.choose(session, tried)
+            if replica is None:
+                tried = []
+                await self._pause_for_any(give_up)
+                continue
+            scope = Scope(model=self._served.model, session=session, sampled=len(sampled))
+            wanted = msgspec.structs.replace(sampling, max_tokens=most - len(sampled))
+            body = self.api.request([*prompt, *sampled], wanted, self._stop_ids, scope)
+            version, before = self.weights_version, len(sampled)
+            try:
+                async with aclosing(self._pieces(replica, body)) as pieces:
+                    async for piece in pieces:
+                        sampled += piece.ids
+                        finish = _FINISHES.get(piece.finish)
+                        if finish is FinishReason.LENGTH and len(sampled) < most:
+                            raise EngineError(f"the server cut the answer after {len(sampled)} of {most} tokens")
+                        if piece.ids or finish:
+                            yield self._chunk(piece, sampling, version, finish)
+                        if piece.finish and not finish:  # `abort`: a weight update, or somebody else's doing
+                            raise _Broken(f"the server ended the answer: {piece.finish}")
+                        if finish:
+                            self._replicas.answered(replica)
+                            return
+                raise _Broken("the stream ended in mid-answer")
+            except _Broken as error:
+                self._replicas.failed(replica, str(error))
+                tried.append(replica)
+                if len(sampled) > before:  # it goes on: only replicas that give nothing use up the patience
+                    give_up = time.monotonic() + self._options.patience_s
+
+    async def _pause_for_any(self, give_up: float) -> None:
+        """Wait until some replica may be asked again. EngineError when that takes too long."""
+        wait = self._replicas.wait()
+        if time.monotonic() + wait > give_up:
+            raise EngineError(f"no {self.api.name} server answers: {self._replicas.words()}", status=503)
+        await asyncio.sleep(max(wait, 0.01))
+
+    def _chunk(self, piece: Piece, sampling: Sampling, version: int, finish: FinishReason | None) -> Chunk:
+        """log-probs only where they are what `Chunk` says: of the whole distribution, at the sampling temperature."""
+        changed = sampling.off_policy
+        known = self._served.at_temperature or sampling.temperature == 1
+        return Chunk(
+            ids=piece.ids,
+            logprobs=piece.logprobs if known and changed is None else None,
+            sampling_logprobs=piece.logprobs if known and changed == "truncation" else None,
+            weights_version=version,
+            finish=finish,
+        )
+
+    async def _pieces(self, replica: Replica, body: dict[str, Any]) -> AsyncGenerator[Piece]:
+        """The events of one request. Raises _Broken; EngineError for what no other replica would answer either."""
+        seen, reader = 0, SseReader()
+        replica.in_flight += 1
+        try:
+            async with self._client().post(replica.url + self.api.generate_path, json=body) as answer:
+                if answer.status != 200:
+                    raise _refused(answer, await answer.content.read(_MOST_ERROR_BYTES), self.api.name)
+                async for data in answer.content.iter_any():
+                    for event in reader.feed(data):
+                        if event.data.strip() == "[DONE]":
+                            return
+                        piece = self.api.piece(json.loads(event.data), seen)
+                        if piece.error:
+                            raise _Broken(piece.error)
+                        seen += len(piece.ids)
+                        yield piece
+        except (aiohttp.ClientError, OSError, Unreadable, ValueError) as error:
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                raise  # the caller's deadline
+            raise _Broken(f"{type(error).__name__}: {error}") from error
+        finally:
+            replica.in_flight -= 1
+
+    async def pause(self) -> None:
+        """Let nothing new start, and what runs end."""
+        self._open.clear()
+        for replica in self._replicas.all:
+            await self._do(replica, self.api.pausing())
+
+    async def load(self, weights: Path | Mapping[str, object], version: int) -> None:
+        """Give every replica the model directory `weights`, which they must be able to read under that path.
+
+        A replica that fails is not asked any more until a later `load` reaches it. EngineError when all fail.
+        """
+        if not isinstance(weights, Path):
+            raise InputError(f"{self.api.name} loads weights from a directory, not from memory")
+        done = await asyncio.gather(*(self._load(replica, weights, version) for replica in self._replicas.all))
+        if not any(done):
+            raise EngineError(f"no {self.api.name} server took weights version {version}: {self._replicas.words()}")
+        self._replicas.version = version
+
+    async def _load(self, replica: Replica, weights: Path, version: int) -> bool:
+        if not await self._do(replica, self.api.loading(weights, version)):
+            return False
+        replica.version = version
+        self._replicas.answered(replica)
+        return True
+
+    async def resume(self) -> None:
+        """Answer again."""
+        for replica in self._replicas.all:
+            await self._do(replica, self.api.resuming())
+        self._open.set()
+
+    async def close(self) -> None:
+        """Close the connections; the servers are not ours."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def _do(self, replica: Replica, steps: Sequence[Step]) -> bool:
+        """Requests of a weight update, in order; False (and the replica marked) when one fails."""
+        for step in steps:
+            limit = aiohttp.ClientTimeout(total=self._options.weights_s)
+            try:
+                async with self._client().post(replica.url + step.path, json=step.body, timeout=limit) as answer:
+                    said = (await answer.content.read(_MOST_ERROR_BYTES)).decode(errors="replace")
+                    status = answer.status
+            except (aiohttp.ClientError, OSError) as error:
+                said, status = f"{type(error).__name__}: {error}", 0
+            if status != 200 or _says_no(said):
+                needs = f" (is it started with {step.needs}?)" if step.needs and status in (403, 404, 405) else ""
+                self._replicas.failed(replica, f"{step.path} gave {status or 'no answer'}{needs}: {said[:300]}")
+                return False
+        return True
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            options = self._options
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=options.connect_s, sock_read=options.silence_s)
+            self._http = aiohttp.ClientSession(
+                timeout=timeout,
+                headers=self._headers,
+                trust_env=False,
+                connector=aiohttp.TCPConnector(limit=0),
+                read_bufsize=2**20,
+            )
+        return self._http
+
+
+class VllmEngine(ServerEngine):
+    """`vllm:http://HOST:PORT[,...]`. Start the server with `--logprobs-mode processed_logprobs`."""
+
+    api = VllmApi()
+
+
+class SglangEngine(ServerEngine):
+    """`sglang:http://HOST:PORT[,...]`."""
+
+    api = SglangApi()
+
+
+def _headers(options: EngineOptions) -> dict[str, str]:
+    name = options.servers.key_env
+    if not name:
+        return {}
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(f"engine.servers.key_env {name} holds no key")
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _refused(answer: aiohttp.ClientResponse, said: bytes, name: str) -> Exception:
+    """What an answer other than 200 means: try another replica, come back later, or give up."""
+    text = said.decode(errors="replace").strip()[:500]
+    if answer.status == 429:
+        seconds = 1.0
+        with contextlib.suppress(ValueError):
+            seconds = float(answer.headers.get("Retry-After", "1"))
+        return EngineOverloaded(f"{name} is overloaded: {text}", retry_after=seconds)
+    if answer.status in (408, 500, 502, 503, 504):
+        return _Broken(f"HTTP {answer.status}: {text}")
+    return EngineError(f"{name} refuses the request: HTTP {answer.status}: {text}", status=500)
+
+
+def _says_no(said: str) -> bool:
+    """SGLang answers 200 with `{"success": false, ...}` in some of its calls."""
+    try:
+        answer = json.loads(said)
+    except ValueError:
+        return False
+    return isinstance(answer, dict) and answer.get("success") is False

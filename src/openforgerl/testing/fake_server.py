@@ -1,0 +1,162 @@
+"""An inference server as vLLM and SGLang speak, over real HTTP, with a model that can be computed by hand.
+
+The model's next id depends on the ids before it alone, so whatever breaks on the way, the answer to a prompt is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aiohttp import web
+
+VOCABULARY = 32
+Flavour = Literal["vllm", "sglang", "sglang-incremental"]
+
+
+def logits(ids: Sequence[int], weights: int = 0) -> list[float]:
+    """What the model with these weights thinks comes after `ids`, one number for each id of the vocabulary."""
+    seed = hashlib.blake2b(f"{weights}:{list(ids)}".encode(), digest_size=2 * VOCABULARY).digest()
+    return [int.from_bytes(seed[2 * id : 2 * id + 2], "big") / 8192 for id in range(VOCABULARY)]
+
+
+def logprob(ids: Sequence[int], id: int, temperature: float = 1.0, weights: int = 0) -> float:
+    """log_softmax(logits / temperature)[id]."""
+    scaled = [value / temperature for value in logits(ids, weights)]
+    return scaled[id] - math.log(sum(math.exp(value) for value in scaled))
+
+
+def likeliest(ids: Sequence[int], weights: int = 0) -> int:
+    """The id that the server always samples."""
+    values = logits(ids, weights)
+    return values.index(max(values))
+
+
+def continuation(ids: Sequence[int], count: int, weights: int = 0) -> list[int]:
+    """The next `count` ids."""
+    known = list(ids)
+    for _ in range(count):
+        known.append(likeliest(known, weights))
+    return known[len(ids) :]
+
+
+@dataclass(slots=True)
+class FakeServer:
+    """One replica, and how it misbehaves."""
+
+    url: str = ""
+    flavour: Flavour = "vllm"
+    at_temperature: bool = True
+    dies_after: int | None = None
+    """The connection breaks after so many ids of every answer."""
+    refuses: int = 0
+    """HTTP status of every answer."""
+    aborts_after: int | None = None
+    delay_s: float = 0.0
+    """Between two ids."""
+    takes_weights: bool = True
+    bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    updates: list[str] = field(default_factory=list[str])
+    left: int = 0
+    """Clients that left in mid-answer."""
+    weights: int = 0
+
+    async def models(self, request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"object": "list", "data": [{"id": "fake", "max_model_len": 64}]})
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if self.refuses:
+            return web.json_response({"error": {"message": "no"}}, status=self.refuses, headers={"Retry-After": "2.5"})
+        params = body if self.flavour == "vllm" else body["sampling_params"]
+        ids = body["prompt" if self.flavour == "vllm" else "input_ids"]
+        if not body.get("stream"):
+            return web.json_response(self._top(ids, params["temperature"]))
+        self.bodies.append(body)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            await self._stream(response, ids, params)
+        except (ConnectionError, asyncio.CancelledError):
+            self.left += 1
+            raise
+        return response
+
+    async def _stream(self, response: web.StreamResponse, ids: list[int], params: dict[str, Any]) -> None:
+        most = params["max_tokens" if self.flavour == "vllm" else "max_new_tokens"]
+        told = params["temperature"] if self.at_temperature and params["temperature"] else 1.0
+        rows: list[tuple[int, float]] = []
+        known = list(ids)
+        while True:
+            await asyncio.sleep(self.delay_s)
+            if self.dies_after == len(rows) and response.prepared:
+                assert response._req is not None and response._req.transport is not None  # pyright: ignore[reportPrivateUsage]
+                response._req.transport.abort()  # pyright: ignore[reportPrivateUsage]
+                return
+            id = likeliest(known, self.weights)
+            rows.append((id, logprob(known, id, told, self.weights)))
+            known.append(id)
+            finish = "stop" if id in params["stop_token_ids"] else "length" if len(rows) == most else None
+            if self.aborts_after == len(rows):
+                finish = "abort"
+            await response.write(b"data: " + json.dumps(self._event(rows, finish)).encode() + b"\n\n")
+            if finish:
+                await response.write(b"data: [DONE]\n\n")
+                return
+
+    def _event(self, rows: list[tuple[int, float]], finish: str | None) -> dict[str, Any]:
+        if self.flavour == "vllm":
+            id, value = rows[-1]
+            logprobs = {"token_logprobs": [value], "tokens": ["?"], "top_logprobs": [None], "text_offset": [0]}
+            choice = {"index": 0, "text": "?", "token_ids": [id], "logprobs": logprobs, "finish_reason": finish}
+            return {"id": "cmpl", "choices": [choice]}
+        shown = rows[-1:] if self.flavour == "sglang-incremental" else rows
+        meta = {
+            "completion_tokens": len(rows),
+            "output_token_logprobs": [[value, id, None] for id, value in shown],
+            "finish_reason": {"type": finish} if finish else None,
+            "weight_version": str(self.weights),
+        }
+        return {"text": None, "output_ids": [id for id, _ in shown], "meta_info": meta}
+
+    def _top(self, ids: list[int], temperature: float) -> dict[str, Any]:
+        told = temperature if self.at_temperature else 1.0
+        values = sorted((logprob(ids, id, told, self.weights) for id in range(VOCABULARY)), reverse=True)[:2]
+        if self.flavour == "vllm":
+            logprobs = {"top_logprobs": [{"a": values[0], "b": values[1]}], "token_logprobs": values[:1]}
+            return {"choices": [{"token_ids": [likeliest(ids)], "logprobs": logprobs}]}
+        return {"meta_info": {"output_top_logprobs": [[[value, 0, None] for value in values]]}}
+
+    async def update(self, request: web.Request) -> web.Response:
+        self.updates.append(str(request.rel_url))
+        if not self.takes_weights:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        if request.path in ("/collective_rpc", "/update_weights_from_disk"):
+            self.weights += 1
+        return web.json_response({"success": True})
+
+
+@asynccontextmanager
+async def serving(server: FakeServer) -> AsyncGenerator[FakeServer]:
+    """`server` listening on a free port of this machine; its `url` is set."""
+    app = web.Application()
+    app.router.add_get("/v1/models", server.models)
+    app.router.add_post("/v1/completions" if server.flavour == "vllm" else "/generate", server.generate)
+    for path in ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weights_from_disk"):
+        app.router.add_post(path, server.update)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
