@@ -45,3 +45,9 @@ class Remembered(Generic[K, V]):
             while self.size > self.limit:
                 _, (_, gone) = self._held.popitem(last=False)
                 self.size -= gone
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._held.clear()
+            self.size = 0

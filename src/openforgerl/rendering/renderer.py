@@ -99,6 +99,17 @@ class ChatRenderer:
         """Ids that end an assistant turn: those that the model declares, then every other token between turns."""
         return self._stop_ids
 
+    @property
+    def characters_encoded(self) -> int:
+        """Characters of text that were turned into ids since the start; what was remembered is not counted."""
+        return self._codec.characters_encoded
+
+    def forget(self) -> None:
+        """Drop what is remembered of earlier prompts. Only time depends on it: the same prompts come out."""
+        self._codec.forget()
+        for restorer in self._restorers.values():
+            restorer.forget()
+
     def render(
         self,
         conversation: Conversation,

@@ -179,6 +179,10 @@ class Restorer:
             # A character is a byte or more; ids are counted by their pointers, runs by their tuples.
             self._seen.put(_name_of(prompt.ids), seen, len(seen.text) + 8 * len(prompt.ids) + 72 * len(seen.runs))
 
+    def forget(self) -> None:
+        """Drop every remembered prompt: the next ones are made from their beginnings."""
+        self._seen.clear()
+
     def _resumed(
         self, layout: Layout, restored: Mapping[int, ModelCall], header: str, order: Sequence[int]
     ) -> tuple[PromptIds, int, int]:

@@ -74,8 +74,10 @@ class Encoded(msgspec.Struct, frozen=True):
 class TokenCodec:
     """A `tokenizer.json`, both ways. Pure apart from a bounded cache."""
 
-    def __init__(self, source: str, *, extra: Iterable[AddedToken] = ()) -> None:
-        """`source` is the text of tokenizer.json; `extra` are added tokens that only other files name."""
+    def __init__(self, source: str, *, extra: Iterable[AddedToken] = (), held: int = _HELD) -> None:
+        """`source` is the text of tokenizer.json; `extra` are added tokens that only other files name. `held`: bytes
+        of ordinary text with its ids that are remembered.
+        """
         try:
             state: dict[str, Any] = json.loads(source)
             listed = msgspec.convert(state.get("added_tokens") or [], list[AddedToken])
@@ -99,10 +101,19 @@ class TokenCodec:
         unknown = (state.get("model") or {}).get("unk_token")
         self._never = frozenset(self.added) - {self._whole.token_to_id(unknown) if isinstance(unknown, str) else None}
         self._to_bytes = _byte_reader(state.get("decoder"))
-        self._known: Remembered[tuple[str, bool], Encoded] = Remembered(_HELD)
+        self._known: Remembered[tuple[str, bool], Encoded] = Remembered(held)
         self.characters_encoded = 0
         """Characters of ordinary text that were turned into ids so far; what was remembered is not counted."""
         self._bytes_of = lru_cache(maxsize=None)(self._read_bytes)
+
+    @property
+    def held(self) -> int:
+        """Bytes of what is remembered."""
+        return self._known.size
+
+    def forget(self) -> None:
+        """Drop what is remembered: the next text is encoded anew."""
+        self._known.clear()
 
     def spelled_in(self, text: str) -> bool:
         """Whether `text` contains the text of an added token that can be structure."""
