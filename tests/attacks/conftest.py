@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from openforgerl.sandboxes import LiveSandbox, ProcessSandboxes, SandboxOptions
+from openforgerl.sandboxes.container import ContainerSandboxes
 from openforgerl.sandboxes.guards import Guards
 from openforgerl.types import Exit, SandboxLimits, SandboxSpec
 
@@ -40,8 +41,33 @@ class Cell:
 Open = Callable[..., AbstractAsyncContextManager[Cell]]
 
 
+BACKENDS = ("process", pytest.param("container", marks=pytest.mark.container))
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Which kind of sandbox the attack meets."""
+    return request.param
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """An engine bounds memory by a cgroup or not at all: "without cgroups" is about processes only.
+
+    A test marked `process_only` says why in its docstring.
+    """
+    meant: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        values = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        contained = values.get("backend") == "container"
+        alone = values.get("cgroups") == "off" or item.get_closest_marker("process_only") is not None
+        (left if contained and alone else meant).append(item)
+    items[:] = meant
+    config.hook.pytest_deselected(items=left)
+
+
 @pytest.fixture
-def cell(tmp_path: Path) -> Open:
+def cell(tmp_path: Path, backend: str) -> Open:
     """`cell(guards, cgroups=..., limits..., spec fields...)`: an async context manager."""
 
     @asynccontextmanager
@@ -49,14 +75,16 @@ def cell(tmp_path: Path) -> Open:
         guards: Guards | None = None, *, limits: SandboxLimits | None = None, cgroups: str = "auto", **spec: Any
     ) -> AsyncIterator[Cell]:
         options = SandboxOptions(cgroups=cgroups)  # type: ignore[arg-type]
-        backend = ProcessSandboxes(options, tmp_path / "sandboxes", guards=guards)
+        kind = ContainerSandboxes if backend == "container" else ProcessSandboxes
+        sandboxes = kind(options, tmp_path / "sandboxes", guards=guards)
         spec.setdefault("endpoint_port", free_port())
         asked = SandboxSpec(
             run_id="attacks", limits=limits or SandboxLimits(), files={"/tmp/programs": str(PROGRAMS)}, **spec
         )
-        async with backend.create(asked, "attempt") as sandbox:
+        async with sandboxes.create(asked, "attempt") as sandbox:
             yield Cell(sandbox)
-        assert not [path for path in (tmp_path / "sandboxes").iterdir() if sandbox.ref.detail["token"] in path.name]
+        token = sandbox.ref.detail["token"]
+        assert not [path for path in (tmp_path / "sandboxes").rglob("*") if token in path.name]
 
     return enter
 

@@ -105,15 +105,25 @@ async def test_programs_in_wait_do_not_reach_a_fresh_sandbox(cell, tmp_path):
     assert "shim-system" not in in_place  # what all programs share cannot be written even there
 
 
-async def test_only_sized_directories_can_be_written(cell):
-    looking = "for d in $(find / /tmp -xdev -type d -writable 2>/dev/null) /dev/shm /proc; do "
-    looking += "touch $d/x 2>/dev/null && echo $d; done"
+LOOKING = (
+    "for d in $(find / /tmp /workspace /home /dev -xdev -type d -writable 2>/dev/null) /dev/shm /dev/mqueue /proc; "
+)
+LOOKING += "do touch $d/x 2>/dev/null && echo $d; done"
+
+
+async def test_only_sized_directories_can_be_written(cell, backend):
     async with cell() as inside:
-        end = await inside.sandbox.exec(["sh", "-c", looking], env={}, timeout=20)
+        end = await inside.sandbox.exec(["sh", "-c", LOOKING], env={}, timeout=20)
         expected = {"/dev/shm", "/home/agent", "/tmp", "/tmp/programs", "/workspace"}
-        assert set(end.stdout.decode().split()) == expected
+        queues = {"/dev/mqueue"} if backend == "container" else set()  # message queues, bounded by RLIMIT_MSGQUEUE
+        assert set(end.stdout.decode().split()) == expected | queues
+
+
+@pytest.mark.process_only
+async def test_bubblewraps_own_root_would_be_writable(cell):
+    """A container's root belongs to root."""
     async with cell(Guards(read_only=False)) as inside:
-        end = await inside.sandbox.exec(["sh", "-c", looking], env={}, timeout=20)
+        end = await inside.sandbox.exec(["sh", "-c", LOOKING], env={}, timeout=20)
         assert {"/", "/etc", "/.openforgerl"} <= set(end.stdout.decode().split())
 
 

@@ -46,7 +46,9 @@ async def test_disk_is_bounded(cell):
         assert await inside.words("fill_disk.py", 20, *READ_ONLY) == ["0"] * 5
 
 
+@pytest.mark.process_only
 async def test_without_the_limit_disk_is_not_bounded(cell):
+    """A container's root belongs to root, and is not writable for the agent even where it is not read-only."""
     async with cell(Guards(disk_limit=False, read_only=False), limits=SMALL) as inside:
         assert await inside.words("fill_disk.py", 20, *PLACES, *READ_ONLY) == ["20"] * 10
 
@@ -60,13 +62,18 @@ async def test_files_are_bounded_in_number(cell):
         assert end.stdout == b"stayed\n"
 
 
-async def test_the_report_says_what_bounds(cell):
+@pytest.mark.process_only
+async def test_the_report_says_what_bounds_without_cgroups(cell):
+    """An engine has its own cgroups."""
     async with cell(limits=SMALL, cgroups="off") as inside:
         limits = inside.sandbox.report["limits"]
         assert limits["memory"].startswith("RLIMIT_DATA 128 MB per process, watchdog 128 MB")
         assert limits["processes"] == "RLIMIT_NPROC 64"
         assert limits["disk"] == "tmpfs 8 MB each"
         assert "guards_off" not in inside.sandbox.report
+
+
+async def test_the_report_says_which_guards_are_off(cell):
     async with cell(Guards(memory_limit=False, seccomp=False)) as inside:
         assert inside.sandbox.report["guards_off"] == ["seccomp", "memory_limit"]
         assert inside.sandbox.report["limits"]["memory"] == "none"

@@ -102,7 +102,9 @@ async def test_proc_offers_no_knob(cell):
         assert await inside.words("proc_tricks.py") == []
 
 
+@pytest.mark.process_only
 async def test_as_the_hosts_root_proc_would_offer_knobs(cell):
+    """An engine mounts /proc/sys read-only, whoever the agent is."""
     async with cell(Guards(own_host_uid=False)) as inside:
         opened = await inside.words("proc_tricks.py")
     # an ordinary user's kernel identity is unprivileged anyway: there is nothing to switch off

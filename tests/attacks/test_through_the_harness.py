@@ -54,7 +54,7 @@ def write_task(root: Path) -> Path:
     return task
 
 
-def run_program(root: Path, script: str) -> dict[str, Any]:
+def run_program(root: Path, script: str, backend: str) -> dict[str, Any]:
     """One attempt of a program as the agent; the report of its outcome from `openforgerl eval`."""
     write_tiny_model(root / "tiny")
     (root / "script.json").write_text('{"answers": [{"text": "hi", "times": 0}]}')
@@ -82,18 +82,19 @@ def run_program(root: Path, script: str) -> dict[str, Any]:
     openforgerl = Path(sys.executable).with_name("openforgerl")
     command = [openforgerl, "eval", write_task(root), "--engine", f"scripted:{root / 'script.json'}"]
     command += ["--tokenizer", root / "tiny", "--attempts", "1", "--run", root / "run", "-c", config]
+    command += ["--sandbox", backend]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((root / "run" / "eval.json").read_text())
 
 
 @pytest.mark.sandbox
-def test_the_honest_program_is_rewarded(tmp_path: Path) -> None:
-    assert run_program(tmp_path, HONEST)["pass_at_1"]["value"] == 1.0
+def test_the_honest_program_is_rewarded(tmp_path: Path, backend: str) -> None:
+    assert run_program(tmp_path, HONEST, backend)["pass_at_1"]["value"] == 1.0
 
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("attack", list(ATTACKS))
-def test_no_attack_is_rewarded(tmp_path: Path, attack: str) -> None:
-    result = run_program(tmp_path, ATTACKS[attack])
+def test_no_attack_is_rewarded(tmp_path: Path, attack: str, backend: str) -> None:
+    result = run_program(tmp_path, ATTACKS[attack], backend)
     assert (result["pass_at_1"]["value"], result["failed"]) == (0.0, 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from openforgerl.errors import InputError, StoreError
-from openforgerl.sandboxes import seccomp
+from openforgerl.sandboxes import cgroups, seccomp
 from openforgerl.sandboxes.channel import Channel
 from openforgerl.sandboxes.container_engine import Engine, failed, find_engine, missing_image, names_of
 from openforgerl.sandboxes.container_records import ContainerRef, load_containers
@@ -44,6 +44,7 @@ class ContainerSandboxes:
         self._engine: Engine | None = None
         self._runtime: Runtime | None = None
         self._images: dict[str, dict[str, JsonValue]] = {}
+        self._hierarchy: cgroups.Hierarchy | None = None
         self._starting = asyncio.Lock()
 
     @classmethod
@@ -106,6 +107,9 @@ class ContainerSandboxes:
                 runtime = await asyncio.to_thread(build_runtime, cache_directory())
                 self._images[image] = await engine.image(image)
                 await engine.prove(image, runtime)
+                self._hierarchy = None if self._options.cgroups == "off" else cgroups.detect()
+                if self._hierarchy is None and self._options.cgroups == "require":
+                    raise InputError('sandbox.cgroups = "require", but no cgroup is writable here: use "auto"')
                 self._engine, self._runtime = engine, runtime
             if image not in self._images:
                 self._images[image] = await self._engine.image(image)
@@ -117,8 +121,14 @@ class ContainerSandboxes:
         if spec.image:  # the base image's variables are nobody's; a task's own are part of its environment
             spec = msgspec.structs.replace(spec, env={**image_variables(image), **spec.env})
         token = secrets.token_hex(6)
+        group = cgroups.Group(self._hierarchy, f"openforgerl-{token}") if self._hierarchy else None
         ref = ContainerRef(
-            run_id=spec.run_id, attempt_id=attempt_id, token=token, engine=engine.program, name=f"openforgerl-{token}"
+            run_id=spec.run_id,
+            attempt_id=attempt_id,
+            token=token,
+            engine=engine.program,
+            name=f"openforgerl-{token}",
+            cgroups=[str(path) for path in group.directories] if group else [],
         )
         ref.save(self._state)  # before anything exists, so that nothing can exist unrecorded
         channel: Channel | None = None
@@ -126,7 +136,7 @@ class ContainerSandboxes:
         try:
             folder = ref.folder(self._state)
             with serve_directory(folder, spec) as door:
-                words = run_words(engine, spec, ref, folder, runtime, str(image["id"]), self._guards)
+                words = run_words(engine, spec, ref, runtime, str(image["id"]), folder, self._guards)
                 code, _, err = await engine.run(*words, timeout=self._options.start_timeout + 30)
                 if code != 0:
                     raise failed("start", f"{engine.program} could not start a container of {reference}: {err[-800:]}")
@@ -134,15 +144,16 @@ class ContainerSandboxes:
             ref.init_pid = pid
             ref.save(self._state)
             channel = await Channel.over(control)
-            vessel = ContainerVessel(ref, engine, self._state, pid, self._options.kill_timeout)
+            if group is not None:
+                group.make(spec.limits, memory=self._guards.memory_limit, processes=self._guards.process_limit)
+            vessel = ContainerVessel(ref, engine, self._state, pid, group, self._options.kill_timeout)
             sandbox = LiveSandbox(spec, vessel, channel, self._options, self._guards, listener=listener)
-            watched = self._guards.memory_limit and vessel.memory_limit() is None
+            watched = self._guards.memory_limit and not vessel.memory_bounded
             code_filter = b""
             if self._guards.seccomp and seccomp.supported():
                 code_filter = seccomp.program(forbid_memory_files=watched)
-            settings = init_settings(
-                spec, self._guards, watched=watched, counted=vessel.process_limit() is not None, call_filter=code_filter
-            )
+            counted = bool(group and group.processes) or vessel.engine_limits.processes is not None
+            settings = init_settings(spec, self._guards, watched=watched, counted=counted, call_filter=code_filter)
             answer = await sandbox.begin(settings)
             vessel.namespaces = dict(answer["namespaces"])
             sandbox.describe(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import resource
@@ -19,7 +20,8 @@ import msgspec
 
 from openforgerl.errors import InputError, StageError, StoreError
 from openforgerl.sandboxes.container_options import ContainerOptions
-from openforgerl.sandboxes.runtime import Runtime
+from openforgerl.sandboxes.refs import boot_id
+from openforgerl.sandboxes.runtime import Runtime, cache_directory
 from openforgerl.sandboxes.spec import INIT_HOME
 from openforgerl.types import JsonValue, Origin, Stage
 
@@ -39,6 +41,15 @@ class Cure(msgspec.Struct, frozen=True):
 
 
 _ULIMITS = ("--ulimit", "nofile={files}", "--ulimit", "nproc={processes}")
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """What an engine was found to need."""
+
+    version: str
+    cures: list[str]
+
+
 CURES = (
     Cure("ulimits of our own", "error setting rlimit", after=_ULIMITS),
     Cure("ulimits of our own", "setrlimit", after=_ULIMITS),
@@ -107,10 +118,17 @@ class Engine:
         }
 
     async def prove(self, image: str, runtime: Runtime, *, timeout: float = 60.0) -> None:
-        """Run something as small as can be, with one cure more as long as the engine asks for one.
+        """Run something as small as can be, with one cure more as long as the engine asks for one; once in a boot.
 
         Raises StageError (infrastructure) with the engine's own words.
         """
+        memory = cache_directory() / "engines" / f"{self._identity()}.json"
+        if memory.is_file():
+            remembered = msgspec.json.decode(memory.read_bytes(), type=Remembered)
+            self.version = remembered.version
+            for name in remembered.cures:
+                self._take(next(cure for cure in CURES if cure.name == name))
+            return
         code, out, err = await self.call("version", "--format", "{{.Client.Version}}")
         if code != 0:
             raise failed("engine", f"`{self.program} version` failed: {err[-500:]}")
@@ -120,16 +138,30 @@ class Engine:
         while True:
             code, _, err = await self.run(*words, timeout=timeout)
             if code == 0:
-                return
+                break
             cure = next((cure for cure in CURES if cure.symptom in err.lower() and cure.name not in self.cures), None)
             if cure is None:
                 raise failed("engine", f"{self.program} cannot run a container here: {err[-800:]}")
-            self.cures.append(cure.name)
-            self._before += cure.before
-            self._after += [
-                word.format(files=_limit("nofile", _MOST_FILES), processes=_limit("nproc", _MOST_PROCESSES))
-                for word in cure.after
-            ]
+            self._take(cure)
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        temporary = memory.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(Remembered(self.version, self.cures)))
+        temporary.replace(memory)
+
+    def _take(self, cure: Cure) -> None:
+        self.cures.append(cure.name)
+        self._before += cure.before
+        self._after += [
+            word.format(files=_limit("nofile", _MOST_FILES), processes=_limit("nproc", _MOST_PROCESSES))
+            for word in cure.after
+        ]
+
+    def _identity(self) -> str:
+        """Of what was proved: this program, for this user, with these options and limits, since this boot."""
+        info = os.stat(self.program)
+        limits = (_limit("nofile", _MOST_FILES), _limit("nproc", _MOST_PROCESSES))
+        parts = (self.program, info.st_size, info.st_mtime_ns, os.geteuid(), boot_id(), limits, self._before)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
     async def remove(self, name: str) -> None:
         """Kill and remove a container, which may not exist. Raises StoreError when the engine cannot."""

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from openforgerl.errors import StoreError
+from openforgerl.sandboxes.cgroups import destroy
 from openforgerl.types import JsonValue, SandboxRef
 
 BACKEND = "container"
@@ -22,6 +23,7 @@ class ContainerRef(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     token: str
     engine: str
     name: str
+    cgroups: list[str] = []
     init_pid: int = 0
     """Our init's pid on the host; 0 until it has said hello."""
 
@@ -38,7 +40,11 @@ class ContainerRef(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         temporary.replace(folder / "record.json")
 
     def forget(self, state: Path) -> None:
-        """Remove record and folder."""
+        """Remove the groups, the record and the folder, once the container is gone. Raises StoreError."""
+        try:
+            destroy([Path(path) for path in self.cgroups])
+        except OSError as error:
+            raise StoreError(f"sandbox of attempt {self.attempt_id}: cannot remove {self.cgroups}: {error}") from error
         shutil.rmtree(self.folder(state), ignore_errors=True)
 
     def public(self) -> SandboxRef:

@@ -21,20 +21,27 @@ from openforgerl.types import SandboxSpec
 LABEL = "openforgerl.run"
 _CONTROL = "/.openforgerl-control"
 _SOCKET = "s"
+_INIT_MB = 128
 _CREDENTIALS = struct.Struct("iII")
 
 
 def run_words(
-    engine: Engine, spec: SandboxSpec, ref: ContainerRef, folder: Path, runtime: Runtime, image: str, guards: Guards
+    engine: Engine, spec: SandboxSpec, ref: ContainerRef, runtime: Runtime, image: str, folder: Path, guards: Guards
 ) -> list[str]:
-    """Everything between `run` and the end. `image` by its id: what the report names is what runs."""
+    """Everything between `run` and the end. `image` by its id: what the report names is what runs.
+
+    Where the agent has a group of ours, the engine's memory limit is only init's: the files that go in count there.
+    """
     limits = spec.limits
+    memory = limits.memory_mb
+    if ref.cgroups:
+        memory = _INIT_MB + limits.disk_mb * len(writable_directories(spec))
     words = ["--detach", "--pull", "never", "--name", ref.name, "--hostname", HOSTNAME]
     words += ["--label", f"{LABEL}={spec.run_id}", "--label", f"openforgerl.attempt={ref.attempt_id}"]
     words += ["--network", "none" if guards.own_network else "host"]
     words += _identity(engine, guards)
     if guards.memory_limit:
-        words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"]
+        words += ["--memory", f"{memory}m", "--memory-swap", f"{memory}m"]
     words += ["--pids-limit", str(limits.processes + 1 if guards.process_limit else -1)]  # init counts
     words += ["--cpus", str(engine.options.cpus)] if engine.options.cpus is not None else []
     size = limits.disk_mb if guards.disk_limit else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -10,25 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from openforgerl.errors import StageError, StoreError
-from openforgerl.sandboxes.cgroups import Limits, limits_of
+from openforgerl.sandboxes.cgroups import Group, Limits, limits_of
 from openforgerl.sandboxes.container_engine import Engine
 from openforgerl.sandboxes.container_records import BACKEND, ContainerRef
 from openforgerl.sandboxes.guards import Guards
-from openforgerl.sandboxes.refs import members, start_time
+from openforgerl.sandboxes.refs import child_with, members, start_time
 from openforgerl.types import JsonValue, Origin, SandboxLimits, SandboxRef, Stage
 
 
 class ContainerVessel:
     """`sandbox.Vessel` of one container."""
 
-    def __init__(self, ref: ContainerRef, engine: Engine, state: Path, init_pid: int, seconds: float) -> None:
+    def __init__(
+        self, ref: ContainerRef, engine: Engine, state: Path, init_pid: int, group: Group | None, seconds: float
+    ) -> None:
+        """`group`: of ours, for the agent's programs; without one the engine's limits are for init as well."""
         self._ref = ref
         self.engine = engine
         self._state = state
         self.init_pid = init_pid
+        self.group = group
         self._seconds = seconds
         self._started = start_time(init_pid)
-        self.limits: Limits = limits_of(init_pid)
+        self.engine_limits: Limits = limits_of(init_pid)
         self.namespaces: dict[str, int] = {}
 
     @property
@@ -37,22 +42,26 @@ class ContainerVessel:
 
     @property
     def gated(self) -> bool:
-        """The engine has put the whole container into its group."""
-        return False
+        return self.group is not None
 
     def admit(self, pid: int) -> None:
-        del pid
+        """Put a program that init has forked, and that waits, into our group. Init stays in the engine's.
 
-    def memory_limit(self) -> int | None:
-        """Bytes that its cgroup allows, as the kernel says; None without one."""
-        return self.limits.memory
+        Were they together, an agent of many small processes could have the kernel choose init when memory runs out,
+        and so turn its own failure into ours.
+        """
+        if self.group is not None:
+            with contextlib.suppress(ProcessLookupError):  # killed while it waited
+                self.group.add(child_with(self.init_pid, pid))
 
-    def process_limit(self) -> int | None:
-        return self.limits.processes
+    @property
+    def memory_bounded(self) -> bool:
+        """Whether a cgroup bounds the agent's memory."""
+        return (self.group is not None and self.group.memory is not None) or self.engine_limits.memory is not None
 
     def oom_kills(self) -> int:
-        """By the cgroup's counter: podman itself says OOMKilled=false after a kill."""
-        return self.limits.oom_kills()
+        """By the cgroups' counters: podman itself says OOMKilled=false after a kill."""
+        return self.engine_limits.oom_kills() + (self.group.oom_kills() if self.group is not None else 0)
 
     def survivors(self) -> str:
         seen = members(self.namespaces["pid"])
@@ -102,12 +111,18 @@ def described(
     filtered: bool,
 ) -> dict[str, JsonValue]:
     """The report: what is in force, read back from the kernel where it can be."""
-    status, version = answer["status"], vessel.limits.version
-    memory = f"cgroup v{version} {(vessel.memory_limit() or 0) >> 20} MB, tmpfs included"
+    status, group, theirs = answer["status"], vessel.group, vessel.engine_limits
     if watched:
         memory = f"RLIMIT_DATA {limits.memory_mb} MB per process, watchdog {limits.memory_mb} MB resident together"
-    pids = vessel.process_limit()
-    nproc = f"RLIMIT_NPROC {limits.processes}" if guards.process_limit else "none"
+    elif group is not None and group.memory is not None:
+        memory = f"cgroup v{group.version} {limits.memory_mb} MB, tmpfs included"
+    else:
+        memory = f"cgroup v{theirs.version} {(theirs.memory or 0) >> 20} MB, tmpfs and init included"
+    pids = f"RLIMIT_NPROC {limits.processes}"
+    if group is not None and group.processes is not None:
+        pids = f"cgroup v{group.version} {limits.processes}"
+    elif theirs.processes is not None:
+        pids = f"cgroup v{theirs.version} {theirs.processes - 1}"
     report: dict[str, JsonValue] = {
         "backend": BACKEND,
         "engine": f"{Path(vessel.engine.program).name} {vessel.engine.version}",
@@ -120,7 +135,7 @@ def described(
         "engine_filter": status["Seccomp"] == "2",
         "limits": {
             "memory": memory if guards.memory_limit else "none",
-            "processes": f"cgroup v{version} {pids - 1}" if pids is not None else nproc,
+            "processes": pids if guards.process_limit else "none",
             "disk": f"tmpfs {limits.disk_mb} MB each" if guards.disk_limit else "none",
             "open_files": f"RLIMIT_NOFILE {limits.open_files}",
             "cpu": f"RLIMIT_CPU {limits.cpu_seconds} s per process" if limits.cpu_seconds is not None else "none",

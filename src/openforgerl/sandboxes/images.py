@@ -26,6 +26,8 @@ from openforgerl.types import Task
 REPOSITORY = "localhost/openforgerl"
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _SOURCES = ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list")
+_TEMPORARY = 'rm -rf "$1/var/tmp" && ln -s /tmp "$1/var/tmp"'
+"""The root is read-only in a sandbox, and only /tmp is writable, as in a process sandbox."""
 _LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 
 
@@ -37,7 +39,7 @@ class BaseRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     def reference(self) -> str:
         """Its name in the engine's store."""
-        text = json.dumps([self.suite, *sorted(self.packages), *_LEFT_OUT, platform.machine()])
+        text = json.dumps([self.suite, *sorted(self.packages), *_LEFT_OUT, _TEMPORARY, platform.machine()])
         return f"{REPOSITORY}/base:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
@@ -81,6 +83,7 @@ async def build_base(engine: Engine, recipe: BaseRecipe | None = None, *, force:
         words = [program, "--variant=minbase", f"--mode={'unshare' if rootless() else 'root'}"]
         words += [f"--architectures={machine}", f"--include={','.join(recipe.packages)}"]
         words += [f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT]
+        words += [f"--customize-hook={_TEMPORARY}"]
         words += [recipe.suite, str(archive), *_archive(recipe.suite)]
         await _tool(words, "mmdebstrap", timeout=1800)
         code, _, err = await engine.call("import", str(archive), reference, timeout=600)

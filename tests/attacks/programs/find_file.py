@@ -1,12 +1,15 @@
-"""Walk everything that can be read for a file named argv[1], and /proc of any kind for a process argument argv[2]."""
+"""Walk everything that can be read for a file named argv[1], and /proc of any kind for a process argument argv[2].
+
+argv[3]: where the file is on the host, which is looked at below /host (all of a host is too much to walk).
+"""
 
 import glob
 import os
 import sys
 
-for top in ("/", "/host"):
+for top in ("/", "/host" + sys.argv[3]):
     for folder, names, files in os.walk(top):
-        if folder in ("/proc", "/sys", "/host/proc", "/host/sys", "/usr", "/host/usr"):
+        if folder in ("/proc", "/sys", "/usr", "/host"):
             names.clear()
         if sys.argv[1] in files:
             with open(os.path.join(folder, sys.argv[1])) as file:
