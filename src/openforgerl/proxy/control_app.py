@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from aiohttp import web
@@ -28,7 +28,7 @@ from openforgerl.proxy.views import (
     call_view,
     samples_view,
 )
-from openforgerl.types import Limits, OpenedSession, Sampling
+from openforgerl.types import Limits, ModelCall, OpenedSession, Sampling, Session
 from openforgerl.wire.reading import decode_object, mapping
 
 logger = logging.getLogger(__name__)
@@ -134,9 +134,11 @@ async def samples_of_session(request: web.Request) -> web.StreamResponse:
     _check_query(request, set())
     calls = await gateway.store.calls(record.session_id)
     try:
-        return _json(samples_view(session_samples(record, calls)))
+        # In a thread: of a long session it takes seconds, and agents wait for their answers meanwhile.
+        body = await asyncio.to_thread(_samples_body, record, calls)
     except ExactnessError as error:
         raise WireError(500, "exactness_error", str(error)) from error
+    return web.Response(body=body, content_type="application/json")
 
 
 async def image(request: web.Request) -> web.StreamResponse:
@@ -212,6 +214,10 @@ def _number(request: web.Request, name: str, default: int, *, low: int, high: in
         upper = "" if high is None else f" to {high}"
         raise WireError(400, "invalid_request", f"{name} must be a number from {low}{upper}; got {given!r}", param=name)
     return value
+
+
+def _samples_body(record: Session, calls: Sequence[ModelCall]) -> bytes:
+    return msgspec.json.encode(samples_view(session_samples(record, calls)))
 
 
 def _refusal(error: WireError) -> web.Response:

@@ -27,10 +27,14 @@ from openforgerl.proxy.routes import ROUTES, Action, Route, dialect_of
 from openforgerl.proxy.sessions import Ended, LiveSession
 from openforgerl.types import JsonValue
 from openforgerl.wire import Address, Dialect
+from openforgerl.wire import Request as Parsed
 
 logger = logging.getLogger(__name__)
 
 GATEWAY = web.AppKey("gateway", Gateway)
+
+LARGE_BODY = 200_000
+"""Bytes from which on a body is read in a thread: that takes some milliseconds."""
 
 _PREFIX = "/s/{session_id:[^/]+}"
 
@@ -120,7 +124,8 @@ async def answer(route: Route, request: web.Request) -> web.StreamResponse:
     session = session_of(request, gateway)
     session.check_admissible()  # before the body: a session that is used up costs no parsing
     body = await read_body(request, gateway.options)
-    parsed = dialect.parse(body, strict=gateway.options.strict_fields, address=_address(route, request), memory=session)
+    address = _address(route, request)
+    parsed = await understood(dialect, body, session, strict=gateway.options.strict_fields, address=address)
     session.admit()
     request.app[UNLISTED].note(dialect.name, parsed.unlisted)
     arrival = Arrival(call_id=uuid.uuid4().hex, request=parsed, headers=recorded_headers(request), received=received)
@@ -144,7 +149,8 @@ async def count(route: Route, request: web.Request) -> web.StreamResponse:
     session = session_of(request, gateway)
     session.check_open()
     body = await read_body(request, gateway.options)
-    parsed = dialect.parse(body, strict=gateway.options.strict_fields, address=_address(route, request), memory=session)
+    address = _address(route, request)
+    parsed = await understood(dialect, body, session, strict=gateway.options.strict_fields, address=address)
     check_length(parsed.conversation, gateway.engine)
     images = await images_of(parsed, gateway.store)
     async with session.counting:
@@ -181,6 +187,17 @@ async def one_model(route: Route, request: web.Request) -> web.StreamResponse:
 async def probe(route: Route, request: web.Request) -> web.StreamResponse:
     """Somebody is here. Says the same to everyone, so it needs no key."""
     return _json(200, {"status": "ok"})
+
+
+async def understood(dialect: Dialect, body: bytes, session: LiveSession, *, strict: bool, address: Address) -> Parsed:
+    """The request in `body`. A large one is read in a thread, one of a session at a time: other calls go on meanwhile,
+    and no agent can take more than one processor. Raises WireError as `Dialect.parse` does.
+    """
+    work = partial(dialect.parse, body, strict=strict, address=address, memory=session)
+    if len(body) < LARGE_BODY:
+        return work()
+    async with session.reading:
+        return await asyncio.to_thread(work)
 
 
 _ACTIONS: Mapping[Action, Callable[[Route, web.Request], Awaitable[web.StreamResponse]]] = MappingProxyType(

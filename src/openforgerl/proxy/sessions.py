@@ -100,6 +100,8 @@ class LiveSession:
         """Held while a call is attributed and rendered."""
         self.counting = asyncio.Lock()
         """Held while a prompt is only counted: an agent may ask for that without end."""
+        self.reading = asyncio.Lock()
+        """Held while a large body is read."""
         self._places = asyncio.Semaphore(record.limits.concurrent)
         self._running: set[Running] = set()
         self._tasks: set[asyncio.Task[None]] = set()
