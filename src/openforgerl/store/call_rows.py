@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from openforgerl.errors import StoreError
-from openforgerl.store.content import ContentReader, ContentWriter, WriterConnection
+from openforgerl.store.content import ContentReader, ContentWriter, WriterConnection, Written
 from openforgerl.store.packing import (
     common_prefix,
     digest_blobs,
@@ -23,7 +23,7 @@ from openforgerl.store.packing import (
     unpack_floats,
     unpack_ids,
 )
-from openforgerl.types import CallStatus, ModelCall, OriginSpan, Prompt
+from openforgerl.types import CallStatus, Conversation, ModelCall, OriginSpan, Prompt
 
 _COLUMNS = (
     "id, call_id, status, base, common, new_ids, prompt_sha256, common_origins, new_origins, sampled_ids, "
@@ -31,7 +31,9 @@ _COLUMNS = (
 )
 _APART = ("sampled_ids", "logprobs", "sampling_logprobs", "prompt")
 """Fields of a call that have columns of their own."""
-_AS_RECEIVED = ("request", "response", "sampling_asked")
+_ASKED = ("request", "conversation")
+"""Fields that are known when a call begins, and as long as its whole history."""
+_AS_RECEIVED = ("response", "sampling_asked")
 """JSON from the wire, stored as it is."""
 
 
@@ -237,11 +239,17 @@ def import_calls(
 def _answer_columns(
     connection: WriterConnection, call: ModelCall
 ) -> tuple[bytes, bytes | None, bytes | None, bytes, bytes]:
+    writer = ContentWriter(connection)
+    # The end of a call is written with the same request and conversation as its beginning.
+    begun = connection.take(call.call_id)
+    written = {name: _written(writer, begun.get(name), getattr(call, name)) for name in _ASKED}
+    if call.status is CallStatus.INTENT:
+        connection.keep(call.call_id, written)
     try:
         fields: dict[str, Any] = {
             name: getattr(call, name) if name in _AS_RECEIVED else msgspec.to_builtins(getattr(call, name))
             for name in call.__struct_fields__
-            if name not in _APART
+            if name not in _APART and name not in _ASKED
         }
     except (TypeError, ValueError) as error:
         raise StoreError(f"call {call.call_id}: not a JSON value that can be stored: {error}") from error
@@ -249,10 +257,22 @@ def _answer_columns(
         "images": msgspec.to_builtins(call.prompt.images),
         "template_digest": call.prompt.template_digest,
     }
+    detail = writer.skeleton(fields) | {name: part.skeleton for name, part in written.items()}
     columns = (
         pack_ids(call.sampled_ids),
         pack_floats(call.logprobs),
         pack_floats(call.sampling_logprobs),
-        ContentWriter(connection).encode(fields),
+        msgspec.json.encode(detail),
     )
     return (*columns, digest_blobs(*columns))
+
+
+def _written(writer: ContentWriter, before: Written | None, value: Any) -> Written:
+    """How a field is written: as before, if it is the same object."""
+    if before is not None and before.value is value:
+        return before
+    try:
+        plain = msgspec.to_builtins(value) if isinstance(value, Conversation) else value
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"not a JSON value that can be stored: {error}") from error
+    return Written(value, writer.skeleton(plain))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -27,6 +28,13 @@ _CHAIN = "\x00c"
 _PAIRS = "\x00d"
 
 
+class Written(msgspec.Struct, frozen=True):
+    """A value and how it was written."""
+
+    value: Any
+    skeleton: JsonValue
+
+
 class WriterConnection(sqlite3.Connection):
     """A connection that remembers which list items and nodes it has stored.
 
@@ -34,11 +42,23 @@ class WriterConnection(sqlite3.Connection):
     """
 
     MOST = 200_000
+    MOST_KEPT = 64
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._items: dict[bytes, int] = {}
         self._nodes: dict[tuple[int, int], int] = {}
+        self._written: OrderedDict[str, Mapping[str, Written]] = OrderedDict()
+
+    def keep(self, name: str, fields: Mapping[str, Written]) -> None:
+        """Remember fields of something that will be written again with the same ones; the last `MOST_KEPT` stay."""
+        self._written[name] = fields
+        if len(self._written) > self.MOST_KEPT:
+            self._written.popitem(last=False)
+
+    def take(self, name: str) -> Mapping[str, Written]:
+        """What was kept under that name, and no longer is."""
+        return self._written.pop(name, {})
 
     @property
     def items(self) -> dict[bytes, int]:
@@ -54,6 +74,7 @@ class WriterConnection(sqlite3.Connection):
         """Start remembering anew."""
         self._items.clear()
         self._nodes.clear()
+        self._written.clear()
 
 
 class ContentWriter:
@@ -69,8 +90,14 @@ class ContentWriter:
 
         Raises StoreError when it is not a JSON value (NaN, an object with keys that are no strings, ...).
         """
+        return msgspec.json.encode(self.skeleton(value))
+
+    def skeleton(self, value: JsonValue) -> JsonValue:
+        """What `encode` writes, as a value. StoreError as there."""
         try:
-            return msgspec.json.encode(self._skeleton(value))
+            skeleton = self._skeleton(value)
+            msgspec.json.encode(skeleton)
+            return skeleton
         except (TypeError, ValueError, RecursionError) as error:
             raise StoreError(f"not a JSON value that can be stored: {error}") from error
 
