@@ -136,6 +136,14 @@ OPENING_WORDS: tuple[OpeningWords, ...] = (
         words="You are a specialized Task Routing AI",
         without_tools=True,
     ),
+    # After an answer without a word: a last one, asked for without its system prompt and tools.
+    OpeningWords(
+        harness="openclaw",
+        role=ThreadRole.SIDE,
+        where="last_user",
+        words="The previous assistant turn completed its tool calls but did not produce a user-visible answer",
+        without_tools=True,
+    ),
     OpeningWords(
         harness="qwen-code", role=ThreadRole.SIDE, where="system", words="You are a managed memory extraction"
     ),
