@@ -24,6 +24,20 @@ FILLER = "seq -s ' ' 1 6000 | fold -w 200"
 """A command with a long output: 28,893 characters, and 144 line ends."""
 
 
+COMPACTING: Mapping[str, int] = MappingProxyType(
+    {
+        "pi": 12_000,
+        "codex": 34_000,
+        "claude-code": 70_000,
+        "opencode": 40_000,
+        "qwen-code": 90_000,
+        "gemini-cli": 50_000,
+        "openclaw": 40_000,
+    }
+)
+"""Harnesses that summarise their own history → a context that one long output fills, in the tiny model's tokens."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One scenario."""
@@ -103,7 +117,7 @@ def subagent(say: Speech) -> list[Json]:
             {"tool_calls": [say.hand_over(CHILD)]},
             {"match": "agent_id", "tool_calls": [say.run(AWAIT)]},
         ]
-    return [*work, {"text": "It is copied."}, say.end(), say.end()]
+    return [*work, say.hand_back("It is copied."), say.end(), say.end()]
 
 
 def compaction(say: Speech) -> list[Json]:
@@ -152,14 +166,14 @@ ROWS: Mapping[str, Row] = MappingProxyType(
                 "sub-agent",
                 "a sub-agent does the work",
                 subagent,
-                only=("codex", "claude-code", "opencode", "qwen-code"),
+                only=tuple(name for name, say in SPEECH.items() if say.delegate),
             ),
             Row(
                 "compaction",
                 "the harness summarises its own history",
                 compaction,
-                told={"codex": 34_000, "claude-code": 70_000, "pi": 12_000, "opencode": 40_000},
-                only=("codex", "claude-code", "pi", "opencode"),
+                told=COMPACTING,
+                only=tuple(COMPACTING),
             ),
             Row("length", "an answer cut at its length", length_cut),
             Row("empty", "an answer without a word or a call", empty),

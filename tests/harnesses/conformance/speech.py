@@ -25,6 +25,8 @@ class Speech:
     delegate_more: Json = field(default_factory=dict)
     waits: bool = True
     """Whether starting a sub-agent waits for its end."""
+    report: Json | None = None
+    """The call that ends a sub-agent, where a last word does not."""
     look: str | None = None
     """Name of the tool that reads a picture."""
     picture: str = "path"
@@ -35,6 +37,10 @@ class Speech:
     def run(self, command: str) -> Json:
         """A call that runs `command`."""
         return {"name": self.shell, "arguments": {self.command: command, **self.more}}
+
+    def hand_back(self, text: str) -> Json:
+        """The answer that ends a sub-agent."""
+        return {"text": text, "tool_calls": [self.report]} if self.report else {"text": text}
 
     def look_at(self, path: str) -> Json:
         """A call that looks at the picture at `path`."""
@@ -91,7 +97,14 @@ SPEECH: dict[str, Speech] = {
         look="read_file",
         picture="file_path",
     ),
-    "gemini-cli": Speech(shell="run_shell_command", look="read_file", picture="file_path"),
+    "gemini-cli": Speech(
+        shell="run_shell_command",
+        delegate="invoke_agent",
+        delegate_more={"agent_name": "generalist"},
+        report={"name": "complete_task", "arguments": {"result": {"response": "It is copied."}}},
+        look="read_file",
+        picture="file_path",
+    ),
     "mini-swe-agent": Speech(shell="bash", submit="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     "openclaw": Speech(shell="exec", look="read"),
 }
