@@ -48,6 +48,8 @@ $(VENV)/.test-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
 	@echo "Installing OpenForgeRL and what its tests need"
 	@$(PIP) install $(PINS) -e ".[dev]"
 	@$(VENV)/bin/openforgerl harness install pi
+	@./scripts/container_engine.sh
+	@if [ "$$(id -u)" = 0 ]; then $(VENV)/bin/openforgerl images build; fi
 	@touch $@
 
 clean:

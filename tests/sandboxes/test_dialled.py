@@ -31,6 +31,7 @@ class Host:
     def __init__(self) -> None:
         self.streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         self.heads: list[str] = []
+        self.writers: list[asyncio.StreamWriter] = []
         self.status = "101 Switching Protocols"
         self.server: asyncio.Server | None = None
 
@@ -39,7 +40,11 @@ class Host:
         return self.server.sockets[0].getsockname()[1]
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        self.writers.append(writer)
+        try:
+            self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        except (asyncio.IncompleteReadError, OSError):
+            return  # it ended while it dialled
         writer.write(f"HTTP/1.1 {self.status}\r\n\r\n".encode())
         if self.status.startswith("101"):
             self.streams.put_nowait((reader, writer))
@@ -72,8 +77,9 @@ async def dialling(host: Host, **settings: object) -> AsyncIterator[asyncio.subp
         await process.wait()
         assert host.server is not None
         host.server.close()
-        while not host.streams.empty():  # it dialled again when the channel was closed
-            host.streams.get_nowait()[1].transport.abort()
+        await asyncio.sleep(0.05)  # it may have dialled again when the channel was closed
+        for writer in host.writers:
+            writer.transport.abort()
         await asyncio.sleep(0)
 
 
