@@ -195,6 +195,12 @@ class ServerEngine:
         finally:
             replica.in_flight -= 1
 
+    def serves(self, version: int) -> None:
+        """Somebody else updates the servers' weights, and says that this is their version now."""
+        self._replicas.version = version
+        for replica in self._replicas.all:
+            replica.version = version
+
     async def pause(self) -> None:
         """Let nothing new start, and what runs end."""
         self._open.clear()

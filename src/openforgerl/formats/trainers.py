@@ -66,12 +66,47 @@ class TrlRows:
         self._file.remove()
 
 
-class SlimeSamples:
-    """Writes `slime`: the file that `--load-debug-rollout-data` and `forge_load` read, sample dictionaries inside.
+class SlimeForms:
+    """Samples as slime's dictionaries (`Sample.from_dict`), numbered in order of arrival.
 
     Rows of one rollout share its `rollout_id`, so that slime counts the rollout once. A row without a trained token
-    stays, with `remove_sample`: its reward belongs to the group. All samples are held until `close`: slime's file is
-    one pickle.
+    stays, with `remove_sample`: its reward belongs to the group.
+    """
+
+    def __init__(self, decode: Decode | None = None) -> None:
+        self._decode = decode
+        self._count = 0
+        self._groups: dict[str, int] = {}
+        self._rollouts: dict[str, int] = {}
+
+    def form(self, sample: Sample, *, task: str, reward: float, truncated: bool) -> dict[str, Any]:
+        """One sample that has spans and no images."""
+        start, index = _response_start(sample), self._count
+        logprobs = row_logprobs(sample)
+        self._count += 1
+        return {
+            "group_index": self._groups.setdefault(sample.group_id, len(self._groups)),
+            "index": index,
+            "rollout_id": self._rollouts.setdefault(sample.rollout_id, len(self._rollouts)),
+            "prompt": self._decode(sample.ids[:start]) if self._decode else "",
+            "tokens": list(sample.ids),
+            "response": self._decode(sample.ids[start:]) if self._decode else "",
+            "response_length": len(sample.ids) - start,
+            "label": None,
+            "reward": reward,
+            "loss_mask": trained_mask(sample)[start:],
+            "weight_versions": [str(span.weights_version) for span in sample.spans],
+            "rollout_log_probs": None if logprobs is None else logprobs[start:],
+            "remove_sample": not sample.trained_tokens,
+            "status": "truncated" if truncated else "completed",
+            "metadata": {OWN: {"task": task, **_rest(sample)}},
+        }
+
+
+class SlimeSamples:
+    """Writes `slime`: the file that `--load-debug-rollout-data` and `forge_load` read, `SlimeForms` inside.
+
+    All samples are held until `close`: slime's file is one pickle.
     """
 
     def __init__(self, out: Path, decode: Decode | None = None) -> None:
@@ -79,8 +114,7 @@ class SlimeSamples:
         self._decode = decode
         self._tally = Tally()
         self._samples: list[dict[str, Any]] = []
-        self._groups: dict[str, int] = {}
-        self._rollouts: dict[str, int] = {}
+        self._forms = SlimeForms(decode)
 
     def add(self, record: AttemptRecord) -> None:
         """One dictionary per sample."""
@@ -91,7 +125,13 @@ class SlimeSamples:
             if not sample.spans:
                 self._tally.lost("rows without a sampled token")
                 continue
-            self._samples.append(self._form(sample, record))
+            form = self._forms.form(
+                sample,
+                task=record.rollout.task,
+                reward=record.verdict.reward,
+                truncated=_cut_by_length(sample, record),
+            )
+            self._samples.append(form)
             self._tally.row(sample)
             if self._decode is None:
                 self._tally.lost("texts of prompt and response (no tokenizer given)", 2)
@@ -105,27 +145,6 @@ class SlimeSamples:
     def abandon(self) -> None:
         """Remove the unfinished file."""
         self._partial.remove()
-
-    def _form(self, sample: Sample, record: AttemptRecord) -> dict[str, Any]:
-        start = _response_start(sample)
-        logprobs = row_logprobs(sample)
-        return {
-            "group_index": self._groups.setdefault(sample.group_id, len(self._groups)),
-            "index": len(self._samples),
-            "rollout_id": self._rollouts.setdefault(sample.rollout_id, len(self._rollouts)),
-            "prompt": self._decode(sample.ids[:start]) if self._decode else "",
-            "tokens": list(sample.ids),
-            "response": self._decode(sample.ids[start:]) if self._decode else "",
-            "response_length": len(sample.ids) - start,
-            "label": None,
-            "reward": record.verdict.reward,
-            "loss_mask": trained_mask(sample)[start:],
-            "weight_versions": [str(span.weights_version) for span in sample.spans],
-            "rollout_log_probs": None if logprobs is None else logprobs[start:],
-            "remove_sample": not sample.trained_tokens,
-            "status": "truncated" if _cut_by_length(sample, record) else "completed",
-            "metadata": {OWN: {"task": record.rollout.task, **_rest(sample)}},
-        }
 
 
 class OpenRlhfSamples:
