@@ -10,6 +10,9 @@ import pytest
 from openforgerl.errors import InputError, StageError, StoreError
 from openforgerl.sandboxes.container_engine import Engine, find_engine
 from openforgerl.sandboxes.container_options import ContainerOptions
+from openforgerl.sandboxes.container_probe import probe_containers
+from openforgerl.sandboxes.options import SandboxOptions
+from openforgerl.sandboxes.probe import Check
 from openforgerl.sandboxes.runtime import Runtime
 from openforgerl.types import Origin, Stage
 
@@ -108,3 +111,22 @@ def test_without_an_engine_it_says_how_to_get_one() -> None:
 def test_options_are_checked(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"sandbox\.container\."):
         ContainerOptions(**change)
+
+
+def findings(folder: Path, script: str, *, required: bool) -> dict[str, Check]:
+    options = SandboxOptions(container=ContainerOptions(engine=engine(folder, script).program))
+    return {check.check: check for check in probe_containers(options, required=required)}
+
+
+def test_doctor_says_what_containers_lack(tmp_path: Path) -> None:
+    found = findings(tmp_path, "exit 0", required=True)
+    assert found["container engine"].ok and "podman 4.3.1" in found["container engine"].detail
+    found = findings(tmp_path, '[ "$1" = image ] && exit 1', required=False)
+    assert found["container image"].fix == "openforgerl images build" and not found["container image"].required
+    found = findings(
+        tmp_path, 'touch "$0"; [ "$1" = run ] && echo "no such runtime" >&2 && exit 125; true', required=True
+    )
+    assert "no such runtime" in found["container engine"].fix and found["container engine"].required
+    options = SandboxOptions(container=ContainerOptions(engine="no-such-engine"))
+    (only,) = probe_containers(options, required=False)
+    assert not only.ok and not only.required and "apt-get install podman runc" in only.fix

@@ -18,6 +18,7 @@ from openforgerl.config import RoomsConfig
 from openforgerl.errors import InputError
 from openforgerl.harnesses.catalogue import inspect, installable
 from openforgerl.harnesses.installation import default_cache
+from openforgerl.sandboxes.container_probe import probe_containers
 from openforgerl.sandboxes.options import SandboxOptions
 from openforgerl.sandboxes.probe import Check, probe
 
@@ -42,7 +43,8 @@ def doctor(kubernetes: bool, chosen: Chosen) -> None:
         missing = run_until_interrupted(_cluster(config.sandbox), "Nothing was changed.")
     else:
         click.echo(f"{'Python':<22} {platform.python_version()} ({sys.executable}), {os.cpu_count()} cores")
-        missing = sum(map(_say, (*_packages(), *_harnesses(), *probe(config.sandbox))))
+        contained = probe_containers(config.sandbox, required=config.backend == "container")
+        missing = sum(map(_say, (*_packages(), *_harnesses(), *probe(config.sandbox), *contained)))
     click.echo("Everything that is required is here." if not missing else f"{missing} required things are missing.")
     sys.exit(1 if missing else 0)
 
