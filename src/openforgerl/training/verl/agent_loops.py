@@ -64,7 +64,7 @@ class AgentLoops:
             stop_ids=renderer.stop_ids,
             seeded=rollout.name != "sglang",
         )
-        self._broken: Exception | None = None
+        self._broken: BaseException | None = None
         self._dropped = 0
         self._legs: Legs | None = None
 
@@ -90,18 +90,24 @@ class AgentLoops:
             raise TrainingError(f"rollouts cannot go on: {self._broken}") from self._broken
         step = int(prompts["global_steps"])
         validate = bool(prompts["validate"]) if "validate" in prompts else False
+        trained = step if validate else step - 1  # veRL validates after the step that it trains
         if self._legs is None:
             store = self._thread.rooms.folder.store
-            self._legs = self._thread.wait(Legs.resume(store, step - 1))
-            self._engine.serves(step - 1)
+            self._legs = self._thread.wait(Legs.resume(store, trained))
+            self._engine.serves(trained)
         elif self._sync:
-            self._engine.serves(step - 1)
+            self._engine.serves(trained)
         for uid, name in zip(list(prompts["uid"]), list(prompts["task"]), strict=True):
-            self._thread.submit(self._answer(str(uid), str(name), step, validate))
+            self._thread.submit(self._answer(str(uid), str(name), step, validate), self._break)
 
     def close(self) -> None:
         """Stop what is in flight and close the rooms. Idempotent."""
         self._thread.close()
+
+    def _break(self, error: BaseException) -> None:
+        """Collecting is over: the next `generate_sequences` says why."""
+        log.error("rollouts stop", exc_info=error)
+        self._broken = self._broken or error
 
     async def _answer(self, uid: str, name: str, step: int, validate: bool) -> None:
         """Run one group and put it, or say that it failed."""
@@ -112,9 +118,8 @@ class AgentLoops:
             group = await self._collect(name, step, validate)
             if group is not None:
                 await self._put(uid, group, step, partition)
-        except Exception as error:
-            log.exception("group %s of task %s", uid, name)
-            self._broken = self._broken or error
+        except Exception as error:  # noqa: BLE001 (veRL must hear of the group, whatever happened to it)
+            self._break(error)
             group = None
         status = "failure" if group is None else "finished"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})

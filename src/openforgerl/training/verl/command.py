@@ -16,7 +16,7 @@ from typing import Any
 from openforgerl.errors import ConfigError
 from openforgerl.training.configs import GrpoConfig, SftConfig
 from openforgerl.training.options import GrpoOptions, LearnerOptions
-from openforgerl.training.verl.runs import CHECKPOINTS
+from openforgerl.training.verl.runs import CHECKPOINTS, METRICS
 from openforgerl.types import JsonValue
 
 MODULE = "openforgerl.training.verl.main"
@@ -60,6 +60,7 @@ def grpo_overrides(config: GrpoConfig, folder: Path, *, tasks: int) -> Overrides
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": (
             "openforgerl.training.verl.agent_loops.AgentLoops"
         ),
+        "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.rollout.n": options.group_size,
         "actor_rollout_ref.rollout.temperature": options.learner.temperature,
         "actor_rollout_ref.rollout.calculate_log_probs": True,
@@ -76,6 +77,8 @@ def grpo_overrides(config: GrpoConfig, folder: Path, *, tasks: int) -> Overrides
         "trainer.logger": ["console", "file"],
         "trainer.project_name": "openforgerl",
         "trainer.experiment_name": folder.name,
+        # The file logger's place is read where veRL's task runner is, which may be another machine.
+        "+ray_kwargs.ray_init.runtime_env.env_vars": {"VERL_FILE_LOGGER_PATH": str(folder.resolve() / METRICS)},
         # A group that could not be completed is replaced by another task's, never trained with what there is of it.
         "trainer.v1.sampler.sync_refill_failed_groups": True,
     }
@@ -127,7 +130,7 @@ def arguments(overrides: Overrides) -> list[str]:
 
 def environment(overrides: Overrides, folder: Path) -> dict[str, str]:
     """Variables that veRL's processes need besides our own."""
-    from_file = {"VERL_FILE_LOGGER_PATH": str(folder.resolve() / "verl_metrics.jsonl"), "RAY_USAGE_STATS_ENABLED": "0"}
+    from_file = {"VERL_FILE_LOGGER_PATH": str(folder.resolve() / METRICS), "RAY_USAGE_STATS_ENABLED": "0"}
     if overrides.get("trainer.device") == "cpu":
         from_file |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
     return from_file

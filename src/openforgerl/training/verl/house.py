@@ -65,9 +65,14 @@ class RoomsThread:
         self._thread.start()
         self.rooms = self._opened.result()
 
-    def submit(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin `work` beside what is running; it handles its own errors."""
-        asyncio.run_coroutine_threadsafe(self._kept(work), self._loop)
+    def submit(self, work: Coroutine[Any, Any, None], failed: Callable[[BaseException], None]) -> None:
+        """Begin `work` beside what is running; `failed` gets what it raises, on the rooms' thread."""
+
+        def ended(done: Future[None]) -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                failed(error)
+
+        asyncio.run_coroutine_threadsafe(self._kept(work), self._loop).add_done_callback(ended)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, run on the rooms' loop."""

@@ -63,8 +63,8 @@ class Launch:
             check=False,
         )
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.strip()]
-            raise ConfigError(f"veRL refuses this config: {' '.join(said[-6:])}")
+            said = " ".join((done.stdout.strip() or done.stderr.strip()[-1000:]).split())
+            raise ConfigError(f"veRL refuses this config: {said}")
         return done.stdout
 
     def run(self) -> None:

@@ -1,6 +1,6 @@
 """`python -m openforgerl.training.verl.resolving SCHEMA KEY=VALUE ...`: veRL's config, resolved and checked by veRL.
 
-Prints YAML. Exits with 2 and the reason on stderr when Hydra knows no such key or veRL refuses a value.
+Prints YAML. Exits with 2, and prints the reason instead, when Hydra knows no such key or veRL refuses a value.
 """
 
 # pyright: reportMissingImports=false
@@ -39,7 +39,7 @@ def main() -> None:
     try:
         config = resolve(schema, overrides)
     except Exception as error:  # noqa: BLE001 (whatever veRL finds wrong is the answer)
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stdout.write(f"{type(error).__name__}: {error}\n")
         sys.exit(2)
     sys.stdout.write(OmegaConf.to_yaml(config))
 
