@@ -25,7 +25,7 @@ from openforgerl.rendering.tokenizer import TokenCodec
 from openforgerl.rendering.traced import OUTSIDE, TEMPLATE, Traced, uniform
 from openforgerl.types import Conversation, ForcedCall, JsonValue, Message, ModelCall, Prompt
 
-_FORMS_HELD = 128 * 2**20
+_FORMS_HELD = 64 * 2**20
 """Bytes of messages in the form of the template that are remembered."""
 _HEADERS_HELD = 2**20
 """Bytes of what templates write before an answer that are remembered."""

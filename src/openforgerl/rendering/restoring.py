@@ -34,8 +34,10 @@ from openforgerl.rendering.tokenizer import Encoded, TokenCodec
 from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Runs
 from openforgerl.types import CallStatus, FinishReason, ModelCall, OriginSpan, PlacedImage, Prompt
 
-_HELD = 256 * 2**20
+_PROMPTS_HELD = 128 * 2**20
 """Bytes of earlier prompts with their text that are remembered."""
+_ANSWERS_HELD = 32 * 2**20
+"""Bytes of turns that were compared with what was sampled."""
 _LOOK_BACK = 4
 """How many of a history's last answers are tried for a remembered prompt."""
 _TAIL_IDS = 96
@@ -149,8 +151,8 @@ class Restorer:
         forced = rf"(?P<call>{re.escape(choice.form.forced)}.*)?" if choice.form.forced else "(?P<call>)"
         self._openings = re.compile(rf"\s*(?:{think}\s*)?(?:{end}\s*)?{forced}", re.DOTALL)
         # Every request asks again about every earlier turn; a pure question, so its answer may be kept.
-        self._answers: Remembered[Hashable, bool] = Remembered(_HELD)
-        self._seen: Remembered[Hashable, _Seen] = Remembered(_HELD)
+        self._answers: Remembered[Hashable, bool] = Remembered(_ANSWERS_HELD)
+        self._seen: Remembered[Hashable, _Seen] = Remembered(_PROMPTS_HELD)
 
     def build(self, layout: Layout, restored: Mapping[int, ModelCall], header: str) -> PromptIds:
         """The prompt's ids. `restored`: assistant message → the call whose answer it canonically equals.

@@ -56,7 +56,7 @@ class AddedToken(msgspec.Struct, frozen=True, kw_only=True):
     normalized: bool = False
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """Characters `[start, stop)` of a text: an added token, or ordinary text when `token` is None."""
 
     start: int
@@ -64,7 +64,7 @@ class Piece(msgspec.Struct, frozen=True):
     token: AddedToken | None = None
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class Encoded(msgspec.Struct, frozen=True, gc=False):
     """Ids with the characters `[start, stop)` that each stands for."""
 
     ids: tuple[int, ...]
