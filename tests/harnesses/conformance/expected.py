@@ -58,6 +58,7 @@ DEFAULTS: Mapping[str, Expected] = MappingProxyType(
 
 SILENT = Expected(ended="gave_up", fact="Takes an answer without a word as the end of the run.")
 MERGED = "Keeps the broken answer, asks for the rest, then merges both into one turn: a branch starts there."
+GROWS = "Makes no summary while it works on one instruction: the conversation grows until it is full."
 FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
     {
         **{(harness, "empty"): SILENT for harness in ("pi", "codex", "opencode", "gemini-cli")},
@@ -82,10 +83,9 @@ FACTS: Mapping[tuple[str, str], Expected] = MappingProxyType(
         # It asks the same again.
         ("qwen-code", "empty"): Expected(dropped=frozenset({"retry"})),
         ("qwen-code", "cut"): Expected(masked=frozenset({"error"}), fact=MERGED),
+        ("gemini-cli", "compaction"): Expected(fact=GROWS),
+        ("openclaw", "compaction"): Expected(fact=GROWS),
         # The client went away of its own accord: what it keeps of the answer is the policy's, and trains.
-        ("gemini-cli", "compaction"): Expected(
-            fact="Makes no summary while it works on one instruction: the conversation grows until it is full."
-        ),
         ("qwen-code", "drop"): Expected(fact=MERGED),
         ("gemini-cli", "drop"): Expected(
             ended="harness failure: crash",

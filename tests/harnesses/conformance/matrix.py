@@ -27,7 +27,7 @@ writes (add `-k` for a part; the rest stays as it was). A test compares the two.
 
 *pass*: the right file, the right verdict, the threads that the row is about, no call unattributed, and every sampled
 token trained, or left out for the reason that the footnote names. *fact*: what the harness itself does instead, checked
-just as strictly. *-*: the harness has no such thing. *not run*: not run yet.
+just as strictly. *-*: the harness, as it is run here, has no such thing. *not run*: not run yet.
 """
 
 

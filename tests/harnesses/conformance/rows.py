@@ -32,7 +32,7 @@ COMPACTING: Mapping[str, int] = MappingProxyType(
         "opencode": 40_000,
         "qwen-code": 90_000,
         "gemini-cli": 50_000,
-        "openclaw": 40_000,
+        "openclaw": 24_000,
     }
 )
 """Harnesses that summarise their own history → a context that one long output fills, in the tiny model's tokens."""
