@@ -274,7 +274,7 @@ def test_thinking_switch_passes_through(model_of: Callable[[str], Any]) -> None:
 
 
 LOSSY = """
-{%- for m in messages %}{{ ("<|im_start|>" ~ m.role ~ "\n" ~ m.content ~ "<|im_end|>\n") | safe }}{% endfor %}
+{%- for m in messages %}{{ ("<|im_start|>" ~ m.role ~ "\n" ~ m.content ~ "<|im_end|>\n").translate({}) }}{% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"""
 UNTRACEABLE = "{% if messages[0].content[0:] is sameas messages[0].content %}A{% else %}B{% endif %}" + LOSSY
 

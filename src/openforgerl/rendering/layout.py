@@ -13,6 +13,9 @@ from openforgerl.rendering.images import MeasuredImage
 from openforgerl.rendering.tokenizer import AddedToken, Piece, Stretch, TokenCodec
 from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Runs, Traced, expand_part, runs_of
 
+_LEAD = 32
+"""Characters before a thought by which the end of a prompt is known."""
+
 
 class Turn(msgspec.Struct, frozen=True):
     """Where an assistant message stands: its text `[start, stop)`, and the piece that is its stop token."""
@@ -20,6 +23,8 @@ class Turn(msgspec.Struct, frozen=True):
     start: int
     stop: int
     stop_piece: int
+    lead: str = ""
+    """What the template wrote right before it, by which a prompt that ended there is known."""
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +36,8 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
     """Those, and ids that the template writes at the end of a turn though no answer ends in them."""
     goes_on: str = ""
     """Text after such a token that shows that the turn goes on."""
+    marks: tuple[str, ...] = ()
+    """What opens and what closes a thought."""
 
 
 class Layout:
@@ -83,21 +90,21 @@ class Layout:
     def turns(self, message: int, header: str, turns: Turns) -> Iterator[Turn]:
         """Where the turn of assistant message `message` may lie; none if it cannot be located with certainty.
 
-        It begins after the last `header` before the message's own text, or after any structural token between that
-        text and whatever else was written before. It ends at the first structural token that ends a turn after its
-        text began. In between nobody but the template and this message may have written, and no other turn may
-        have ended.
+        It begins after the last `header` before the message's own text, or, between that text and whatever else was
+        written before, after any structural token or before the mark of a thought. It ends at the first structural
+        token that ends a turn after its text began. In between nobody but the template and this message may have
+        written, and no other turn may have ended.
         """
         first = self._first.get(message)
         if first is None:
             return
-        for start in self._starts_before(header, first):
+        for start, lead in self._starts_before(header, first, turns.marks):
             index = self._end_after(start, turns)
             if index is None or self.pieces[index].start < first:
                 continue
             stop = self.pieces[index].start
             if all(origin in (TEMPLATE, UNKNOWN, message) for origin in self.origins(first, stop)):
-                yield Turn(start, stop, index)
+                yield Turn(start, stop, index, lead)
 
     def turn_from(self, start: int, turns: Turns) -> Turn:
         """The turn that begins at a character; `stop_piece` is past the end where nothing ends it."""
@@ -114,21 +121,27 @@ class Layout:
         first = self._first.get(message)
         if first is None and header:
             return self._after(header, len(self.text))
-        return next(self._starts_before(header, len(self.text) if first is None else first), None)
+        return next(
+            (start for start, _ in self._starts_before(header, len(self.text) if first is None else first)), None
+        )
 
-    def _starts_before(self, header: str, first: int) -> Iterator[int]:
-        """Where only the template wrote from there to `first`: the header's end, then ends of tokens, last first."""
+    def _starts_before(self, header: str, first: int, marks: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
+        """Where only the template wrote from there to `first`, with what it wrote right before."""
         run = bisect_left(self._run_starts, first) - 1
         written = self._run_starts[run] if run >= 0 and self.runs[run][1] == TEMPLATE else first
         after = self._after(header, first) if header else None
         if after is not None and after >= written:
-            yield after
+            yield after, header
         for index in reversed(range(bisect_left(self._starts, first))):
-            stop = self.pieces[self._tokens[index]].stop
-            if stop < written:
-                return
-            if stop <= first and stop != after:
-                yield stop
+            piece = self.pieces[self._tokens[index]]
+            if piece.stop < written:
+                break
+            if piece.stop <= first and piece.stop != after:
+                yield piece.stop, self.text[piece.start : piece.stop]
+        for mark in marks:
+            at = self.text.find(mark, written, first)
+            if at > written:
+                yield at, self.text[max(written, at - _LEAD) : at]
 
     def _end_after(self, start: int, turns: Turns) -> int | None:
         """Index of the first structural token at or after a character that ends a turn."""

@@ -6,6 +6,7 @@ Everything here is evidence: the answer of the template to a question, not a mod
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,8 @@ from openforgerl.types import Image, JsonValue, Message, Reasoning, Role, Text, 
 
 _ID = "call0123456789abcdef01234567"
 _TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {"at": {}}})
+_SHOWN = ("look", "here", "Seen.")
+_NO_CONTENT: tuple[Literal["absent", "null", "empty"], ...] = ("absent", "null", "empty")
 _ASKED = Message(role=Role.USER, parts=(Text("Question."),))
 _SEEN = Message(role=Role.TOOL, parts=(Text("Seen."),), tool_call_id=_ID)
 
@@ -49,8 +52,8 @@ def probe(
     if placeholder is not None and not asking.shows_result(placeholder, shape):
         shape = msgspec.structs.replace(shape, move_images=True)
     said = Message(role=Role.ASSISTANT, parts=(Text("Answer."),))
-    between, after_text = asking.turns((_ASKED, said, _ASKED), shape)
-    _, after_calls = asking.turns((_ASKED, _calling('{"at": "here"}'), _SEEN), shape)
+    between, after_text = asking.turns((_ASKED, said, _ASKED), shape, "Answer.")
+    _, after_calls = asking.turns((_ASKED, _calling('{"at": "here"}'), _SEEN), shape, "here")
     return Probed(shape=shape, between=between, after_text=after_text, after_calls=after_calls)
 
 
@@ -98,11 +101,11 @@ class _Asking:
         found = Shape()
         loop = (_ASKED, _calling('{"at": "here"}'), _SEEN)
         for text_arguments in (False, True):
-            for empty_content in (False, True):
+            for no_content in _NO_CONTENT:
                 for short_ids in (False, True):
-                    shape = Shape(empty_content=empty_content, text_arguments=text_arguments, short_ids=short_ids)
+                    shape = Shape(no_content=no_content, text_arguments=text_arguments, short_ids=short_ids)
                     text = self.render(loop, shape)
-                    if text is not None and all(word in text for word in ("look", "here", "Seen.")):
+                    if text is not None and "None" not in text and all(word in text for word in _SHOWN):
                         return self._other(shape, found)
         return found
 
@@ -131,18 +134,20 @@ class _Asking:
         """The text, split at what may be structure."""
         return self._codec.split(str.__str__(text), stretches_of(text, (TEMPLATE, UNKNOWN)))
 
-    def turns(self, messages: Sequence[Message], shape: Shape) -> tuple[frozenset[int], int | None]:
-        """Added tokens between the three messages' own texts, and the first that closes the second's turn."""
+    def turns(self, messages: Sequence[Message], shape: Shape, last: str) -> tuple[frozenset[int], int | None]:
+        """Added tokens between the three messages' own texts, and what closes the second, which ends in `last`."""
         text = self.render(messages, shape)
         if text is None:
             return frozenset(), None
         origins = expand(text)
         if any(index not in origins for index in range(3)):
             return frozenset(), None
-        ends = [len(origins) - origins[::-1].index(index) for index in range(3)]
+        start = len(origins) - origins[::-1].index(0)
+        stop = len(origins) - origins[::-1].index(2)
         tokens = [(piece.start, piece.token.id) for piece in self.pieces(text) if piece.token is not None]
-        found = frozenset(i for at, i in tokens if ends[0] <= at < ends[2])
-        closing = next((i for at, i in tokens if at >= ends[1] and self._closes(i)), None)
+        found = frozenset(i for at, i in tokens if start <= at < stop)
+        said = str.__str__(text).find(last, start)
+        closing = next((i for at, i in tokens if at >= said and self._closes(i)), None)
         return found, closing
 
     def _closes(self, token_id: int) -> bool:

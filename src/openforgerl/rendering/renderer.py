@@ -212,11 +212,7 @@ class ChatRenderer:
         if start is None:
             raise TemplateError("this chat template writes no assistant turn that can be told from the rest")
         turn = layout.turn_from(start, self._turns(name))
-        text, opening = traced[turn.start : turn.stop], header[len(bare) :]
-        if opening and text.startswith(opening):
-            text = text[len(opening) :]
-        elif opens_thought(opening, style.thought):
-            text = uniform(f"\n{style.thought[1]}\n\n", TEMPLATE) + text
+        text = _after_opening(traced[turn.start : turn.stop], header[len(bare) :], style)
         answer = Layout(self._codec, _as_traced(text), lambda: _data_strings(whole, kwargs))
         ids = [i for piece in answer.pieces for i in self._codec.encode_piece(answer.text, piece, first=False).ids]
         token = layout.pieces[turn.stop_piece].token if turn.stop_piece < len(layout.pieces) else None
@@ -247,7 +243,12 @@ class ChatRenderer:
     def _turns(self, name: str) -> Turns:
         probed, form = self._probed[name], self._choices[name].form
         closers = frozenset(i for i in (probed.after_text, probed.after_calls) if i is not None)
-        return Turns(stop_ids=frozenset(self._stop_ids), ends=closers.union(self._stop_ids), goes_on=form.goes_on)
+        return Turns(
+            stop_ids=frozenset(self._stop_ids),
+            ends=closers.union(self._stop_ids),
+            goes_on=form.goes_on,
+            marks=self._choices[name].thought,
+        )
 
     def _bare(self, name: str, header: str) -> str:
         """A header without what opens or skips a thought."""
@@ -363,6 +364,20 @@ def _refuse_surrogates(text: str) -> None:
 
 def _calls_in(conversation: Conversation) -> int:
     return sum(len(message.tool_calls) for message in conversation.messages)
+
+
+def _after_opening(text: str, opening: str, style: Style) -> str:
+    """A turn's text without what the prompt already wrote of it: an opened or skipped thought."""
+    think, end_think = style.thought
+    if not opening or text.startswith(opening):
+        return text[len(opening) :]
+    if opens_thought(opening, style.thought):
+        if text.startswith(end_think):
+            return text
+        return text[len(think) :] if text.startswith(think) else uniform(f"\n{end_think}\n\n", TEMPLATE) + text
+    before, mark, after = text.partition(end_think)
+    skipped = bool(mark) and opening.rstrip().endswith(end_think) and not before.replace(think, "").strip()
+    return after if skipped else text
 
 
 def _characters(message: Message) -> int:

@@ -165,10 +165,12 @@ class Restorer:
             call = restored[message]
             if not may_restore(call) or not self._is_answer(call.sampled_ids):
                 continue
-            for turn in layout.turns(message, header, self._turns):
+            tail = self._codec.decode(call.prompt.ids[-_TAIL_IDS:])
+            # The earliest first: to try a turn is to write what stands before it.
+            for turn in sorted(layout.turns(message, header, self._turns), key=lambda turn: turn.start):
                 if turn.start < _start(layout, at):
                     continue
-                at, adopted = self._restore(built, layout, at, turn, call, header)
+                at, adopted = self._restore(built, layout, at, turn, call, tail)
                 if adopted:
                     break
         self._advance(built, layout, at, len(layout.text) + 1)
@@ -203,8 +205,9 @@ class Restorer:
                 continue
             if not may_restore(call) or not self._is_answer(call.sampled_ids):
                 continue
-            opening = self._opening(call.prompt.ids, header)
+            tail = self._codec.decode(call.prompt.ids[-_TAIL_IDS:])
             for turn in layout.turns(message, header, self._turns):
+                opening = self._opening(tail, turn.lead)
                 if seen.stands_before(turn, layout, opening) and self._agrees(layout, turn, call, opening):
                     built = PromptIds.after(call.prompt)
                     return built, self._adopt(built, layout, turn, call), done
@@ -228,10 +231,13 @@ class Restorer:
         return self._placeholder not in sampled and self._turns.stop_ids.isdisjoint(sampled[:-1])
 
     def _restore(
-        self, built: PromptIds, layout: Layout, at: int, turn: Turn, call: ModelCall, header: str
+        self, built: PromptIds, layout: Layout, at: int, turn: Turn, call: ModelCall, tail: str
     ) -> tuple[int, bool]:
-        """Append the answer of `call` as this turn if it may stand there; the next piece, and whether it did."""
-        opening = self._opening(call.prompt.ids, header)
+        """Append the answer of `call` as this turn if it may stand there; the next piece, and whether it did.
+
+        `tail`: how the text of the call's prompt ends.
+        """
+        opening = self._opening(tail, turn.lead)
         if not self._agrees(layout, turn, call, opening):
             return at, False
         at = self._advance(built, layout, at, turn.start)
@@ -285,12 +291,9 @@ class Restorer:
             return Encoded((), ()), []
         return Encoded(rest, ((0, 1),) * len(rest)), [TEMPLATE]
 
-    def _opening(self, prompt_ids: Sequence[int], header: str) -> str:
-        """What stands after the header at the end of a prompt: nothing, an open or skipped thought, a forced call."""
-        if not header:
-            return ""
-        tail = self._codec.decode(prompt_ids[-_TAIL_IDS:])
-        _, found, after = tail.rpartition(header)
+    def _opening(self, tail: str, lead: str) -> str:
+        """What stands after `lead` at the end of a prompt: nothing, an open or skipped thought, a forced call."""
+        _, found, after = tail.rpartition(lead) if lead else ("", "", "")
         return after if found and self._openings.fullmatch(after) else ""
 
     def _adopt(self, built: PromptIds, layout: Layout, turn: Turn, call: ModelCall) -> int:

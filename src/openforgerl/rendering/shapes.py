@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -23,8 +24,8 @@ Form = dict[str, JsonValue]
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """How one template wants its messages. The default is what transformers' `apply_chat_template` passes on."""
 
-    empty_content: bool = False
-    """Whether a message without text has `content: ""` beside its calls; otherwise the key is left out."""
+    no_content: Literal["absent", "null", "empty"] = "absent"
+    """What stands for the content of a message that only holds calls: no key, `null`, or ""."""
     text_arguments: bool = False
     """Whether arguments are passed as their text; otherwise as an object where they are one."""
     only_objects: bool = False
@@ -71,8 +72,8 @@ def _message_form(message: Message, index: int, shape: Shape) -> Form:
 
     As with transformers' `apply_chat_template`: a key without a value is left out, and reasoning stands under
     `reasoning_content` and `thinking`. Content is one string, all text parts joined, or, where there are images,
-    the list of texts and images; it is left out only where the message has tool calls and no text
-    (`content: null`), else an absent text is "". Arguments are an object where they are one, else their text.
+    the list of texts and images; where the message has tool calls and no text it is left out unless the shape says
+    otherwise, else an absent text is "". Arguments are an object where they are one, else their text.
     """
     form: Form = {"role": uniform(message.role.value, TEMPLATE)}
     text, reasoning = message.text, message.reasoning
@@ -80,8 +81,10 @@ def _message_form(message: Message, index: int, shape: Shape) -> Form:
         text, reasoning = "", f"{reasoning}\n\n{text}"
     if any(isinstance(part, Image) for part in message.parts):
         form["content"] = [_part_form(part, index) for part in message.parts if not isinstance(part, Reasoning)]
-    elif text or not message.tool_calls or shape.empty_content:
+    elif text or not message.tool_calls or shape.no_content == "empty":
         form["content"] = uniform(text, index)
+    elif shape.no_content == "null":
+        form["content"] = None
     if reasoning:
         form["reasoning_content"] = form["thinking"] = uniform(reasoning, index)
     if message.tool_calls:
@@ -128,11 +131,13 @@ def _arguments_form(call: ToolCall, shape: Shape) -> JsonValue:
 def milder(forms: Sequence[Form]) -> Iterator[list[Form]]:
     """The same conversation for templates with a strict order of roles, each time a little further from the given.
 
-    First: leading system messages are one, later ones are user messages, and neighbours of one role (user, or
-    assistant without calls) are one message, joined by an empty line. Then also: what the user says right after a
-    tool's result stands at the end of that result. A conversation with images in what would be joined is left.
+    First: assistant messages without text and calls are left out, leading system messages are one, later ones are user
+    messages, and neighbours of one role (user, or assistant without calls) are one message, joined by an empty line.
+    Then also: what the user says right after a tool's result stands at the end of that result. A conversation with
+    images in what would be joined is left.
     """
-    merged = _joined(_one_system(forms), after_results=False)
+    said = [form for form in forms if form["role"] != "assistant" or "tool_calls" in form or form["content"]]
+    merged = _joined(_one_system(said), after_results=False)
     if merged != list(forms):
         yield merged
     folded = _joined(merged, after_results=True)

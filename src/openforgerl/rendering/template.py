@@ -266,7 +266,7 @@ def _traced_environment() -> jinja2.Environment:
     )
     _equip(environment)
     filters: dict[str, Any] = cast("dict[str, Any]", environment.filters)
-    plain_join, plain_indent = filters["join"], filters["indent"]
+    plain_join, plain_indent, markup = filters["join"], filters["indent"], filters["safe"]
     filters["tojson"] = _traced_to_json
 
     @jinja2.pass_eval_context
@@ -287,5 +287,9 @@ def _traced_environment() -> jinja2.Environment:
         pattern = value if isinstance(value, str) else str(value)
         return formatted(pattern, args, kwargs, lambda form, given, named: form % (named or given))
 
-    filters.update(join=joined, replace=replaced, indent=indented, format=filled)
+    def kept(value: Any) -> Any:
+        # Nothing is escaped here, so `safe` changes nothing, but its own string would forget who wrote it.
+        return value if isinstance(value, Traced) else markup(value)
+
+    filters.update(safe=kept, join=joined, replace=replaced, indent=indented, format=filled)
     return environment

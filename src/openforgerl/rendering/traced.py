@@ -10,6 +10,7 @@ that is not followed here is a plain `str`, which counts as `UNKNOWN`, never as 
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
@@ -53,7 +54,7 @@ class Traced(str):
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
         if not isinstance(key, slice):
-            index = key.__index__()
+            index = operator.index(key)  # a TypeError for other keys, as str raises it: jinja asks for attributes so
             index += len(self) if index < 0 else 0
             return make(str.__getitem__(self, key), ((1, origin_at(self, index)),))
         start, stop, step = key.indices(len(self))
