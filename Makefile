@@ -50,6 +50,7 @@ $(VENV)/.test-ready: $(VENV)/.torch-ready pyproject.toml constraints.txt
 	@$(VENV)/bin/openforgerl harness install pi
 	@./scripts/container_engine.sh
 	@if [ "$$(id -u)" = 0 ]; then $(VENV)/bin/openforgerl images build; fi
+	@$(VENV)/bin/python scripts/fetch_templates.py
 	@touch $@
 
 clean:
