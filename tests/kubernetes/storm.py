@@ -143,8 +143,8 @@ def make_config(kubeconfig: Path, concurrency: int) -> tuple[RoomsConfig, RunOpt
     settings: dict[str, Any] = {
         "kubeconfig": str(kubeconfig),
         "image": "coroutine:1",
-        "schedule_timeout": 6.0,
-        "pull_timeout": 6.0,
+        "schedule_timeout": 4.0 + concurrency / 20,
+        "pull_timeout": 4.0,
         "start_timeout": 60.0,
         "lost_node_timeout": 1.0,
         "grace": 1,
