@@ -155,7 +155,7 @@ def make_config(kubeconfig: Path, concurrency: int) -> tuple[RoomsConfig, RunOpt
         "backend": "kubernetes",
         "harness": {"name": module},
         "sandbox": {"kubernetes": settings, "kill_timeout": 60.0},
-        "rollout": {"agent_timeout": 120.0},
+        "rollout": {"agent_timeout": 600.0},
     }
     return load_config(RoomsConfig, None, (), base=base), RunOptions(concurrency=concurrency, stop_after=None)
 
