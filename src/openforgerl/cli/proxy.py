@@ -80,7 +80,7 @@ def proxy(
 
 
 async def _serve(config: ProxyConfig, spec: str, tokenizer: Path, folder: Path) -> None:
-    renderer = load_renderer(tokenizer)
+    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form)
     engine = open_engine(spec, renderer, config.engine)
     keep_tokenizer(folder, tokenizer)
     database = Database.open(folder / "run.sqlite")
@@ -93,6 +93,7 @@ async def _serve(config: ProxyConfig, spec: str, tokenizer: Path, folder: Path) 
             click.echo(
                 f"Control port  http://{control_host}:{control_port} (token in {config.proxy.control_token_file})"
             )
+            click.echo(f"Answers       {renderer.answer_form}")
             await asyncio.Event().wait()
     finally:
         await engine.close()

@@ -38,7 +38,7 @@ async def run_round(
     """Plan `attempts` rollouts per task and run them to their outcomes, from wherever the run folder stands."""
     tasks = choose_tasks(config)
     tokenizer = tokenizer_directory(config)
-    renderer = load_renderer(tokenizer)
+    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form)
     check_rooms(config)
     async with contextlib.AsyncExitStack() as stack:
         # The engine before the folder: a script or model that cannot be opened must not become the run's config.
@@ -60,6 +60,7 @@ async def run_round(
             )
         ]
         source = Source.TEACHER if config.engine.kind in ("scripted", "relay") else Source.POLICY
+        progress.say(f"answers are read as {renderer.answer_form}")
         progress.start(purpose, len(groups) * attempts)
 
         def on_attempt(rollout: Rollout, attempt: Attempt) -> None:

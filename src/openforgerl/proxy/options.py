@@ -34,6 +34,9 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What is rendered of a turn that the harness sends back without its thought. `as-template`: the turn as it came,
     which is what the model would be served in deployment. `restore`: with its thought, where all before it is as it
     was; whether it is shown is then the chat template's decision."""
+    answer_form: str = "auto"
+    """How the model writes tool calls (docs/model-families.md): `auto` reads it off the chat template and says what
+    it found, or the name of a form."""
     body_limit_mb: float = 64.0
     """Largest request body in MiB; a larger one gets 413."""
     header_limit_kb: int = 16

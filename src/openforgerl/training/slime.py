@@ -58,7 +58,9 @@ class TaskSource:
         self.args = args
         self.config = load_config(GrpoConfig, Path(args.openforgerl_config), ())
         self.tasks = choose_tasks(self.config)
-        self.renderer = load_renderer(Path(self.config.tokenizer or args.hf_checkpoint))
+        self.renderer = load_renderer(
+            Path(self.config.tokenizer or args.hf_checkpoint), answer_form=self.config.proxy.answer_form
+        )
         self._thread: RoomsThread | None = None
         self._engine: SglangEngine | None = None
 

@@ -56,7 +56,9 @@ class AgentLoops:
         self._rollout = rollout
         self._sync = config.trainer.v1.trainer_mode == "sync"
         self._tasks = {task.name: task for task in choose_tasks(self._config)}
-        renderer = load_renderer(Path(self._config.tokenizer or self._config.engine.path))
+        renderer = load_renderer(
+            Path(self._config.tokenizer or self._config.engine.path), answer_form=self._config.proxy.answer_form
+        )
         self._engine = ServerEngine(
             # The plain client's method, also of the client that resumes by itself: it hides which weights sampled what.
             functools.partial(LLMServerClient.generate, llm_client),
