@@ -55,8 +55,33 @@ def test_a_sound_attempt_has_no_finding_and_its_account_is_the_samples() -> None
     by_status = {call.call_id: call for call in audited.calls}
     for call in trajectory.calls:
         mine = by_status[call.call_id]
-        assert mine.sampled == mine.trained + sum(mine.masked.values()) + mine.in_no_row == len(call.sampled_ids)
+        assert (
+            mine.sampled
+            == mine.trained + sum(mine.masked.values()) + sum(mine.dropped.values())
+            == len(call.sampled_ids)
+        )
+    assert [call.dropped for call in audited.calls if call.dropped] == [samples.totals.dropped]
     assert audited.retries == 1  # what was asked again after the abort
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    deeds=st.lists(st.sampled_from(APPENDING + EDITING), max_size=12),
+    limit=st.none() | st.integers(1, 120),
+)
+def test_every_call_of_any_session_says_where_each_of_its_tokens_went(
+    seed: int, deeds: list[Any], limit: int | None
+) -> None:
+    trajectory = build("a", play(seed, deeds).calls)
+    policy = SamplePolicy(max_row_tokens=limit)
+    samples = build_samples(trajectory, rollout=ROLLOUT, source=Source.POLICY, policy=policy)
+    audited = audit_attempt(trajectory, samples)
+    assert audited.findings == ()
+    assert len(audited.calls) == len(trajectory.calls)
+    assert sum(call.trained for call in audited.calls) == samples.totals.trained
+    for reason in ("retry", "aborted", "error"):
+        assert sum(call.dropped.get(reason, 0) for call in audited.calls) == samples.totals.dropped.get(reason, 0)
 
 
 FAULTS: dict[str, tuple[Callable[[SampleSet], SampleSet], str]] = {

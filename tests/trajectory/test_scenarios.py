@@ -129,7 +129,7 @@ def test_an_audit_of_every_scenario_finds_nothing_wrong(run: Run) -> None:
         assert audited.findings == (), name
         assert sum(call.sampled for call in audited.calls) == found.samples.totals.sampled
         assert sum(call.trained for call in audited.calls) == found.samples.totals.trained
-        assert sum(call.in_no_row for call in audited.calls) == sum(found.samples.totals.dropped.values())
+        assert sum(sum(call.dropped.values()) for call in audited.calls) == sum(found.samples.totals.dropped.values())
 
 
 def test_what_is_lost_is_what_the_harness_threw_away(run: Run) -> None:

@@ -9,12 +9,13 @@ import msgspec
 
 from openforgerl.errors import ExactnessError
 from openforgerl.trajectory.breaks import BROKEN, Break, find_breaks
-from openforgerl.trajectory.samples import account, check_exact
+from openforgerl.trajectory.samples import account, check_exact, dropped_calls
+from openforgerl.trajectory.tree import predecessors
 from openforgerl.types import ModelCall, Sample, SampleSet, ThreadRole, Totals, Trajectory
 
 
 class CallAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one call's sampled tokens: sampled = trained + masked + in no row."""
+    """What became of one call's sampled tokens: sampled = trained + masked + dropped."""
 
     call_id: str
     thread: str
@@ -23,7 +24,13 @@ class CallAccount(msgspec.Struct, frozen=True, kw_only=True):
     sampled: int
     trained: int
     masked: dict[str, int]
-    in_no_row: int
+    dropped: dict[str, int]
+    """Why tokens are in no row (`trajectory.samples`) → how many."""
+
+    def __post_init__(self) -> None:
+        accounted = self.trained + sum(self.masked.values()) + sum(self.dropped.values())
+        if accounted != self.sampled or min(self.dropped.values(), default=1) < 1:
+            raise ValueError(f"call {self.call_id}: {self.sampled} tokens sampled but {accounted} accounted for")
 
 
 class AttemptAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,18 +56,38 @@ class AttemptAudit(msgspec.Struct, frozen=True, kw_only=True):
 def audit_attempt(trajectory: Trajectory, samples: SampleSet) -> AttemptAudit:
     """Check an attempt's samples against its calls. Nothing is raised: what is wrong is a finding."""
     calls = {call.call_id: call for call in trajectory.calls}
+    findings = _findings(samples, calls, trajectory)
+    accounts: list[CallAccount] = []
+    why = dropped_calls(trajectory, predecessors(trajectory))
+    for call in trajectory.calls:
+        try:
+            accounts.append(_call_account(call, samples.samples, why.get(call.call_id)))
+        except ValueError as error:
+            findings.append(str(error))
+    found = Counter[str]()
+    for account_of_call in accounts:
+        found.update(account_of_call.dropped)
+    if not findings and _merged(found) != _merged(samples.totals.dropped):
+        findings.append(f"dropped by call {dict(found)}, but {samples.totals.dropped} in the attempt's account")
     return AttemptAudit(
         attempt_id=trajectory.attempt_id,
         totals=samples.totals,
-        calls=tuple(_call_account(call, samples.samples) for call in trajectory.calls),
+        calls=tuple(accounts),
         rows=len(samples.samples),
         row_tokens=sum(len(sample.ids) for sample in samples.samples),
         breaks=tuple(find_breaks(trajectory)),
         retries=_retries(trajectory.calls),
         off_policy=_off_policy(trajectory.calls),
         warnings=_warnings(trajectory.calls),
-        findings=tuple(_findings(samples, calls, trajectory)),
+        findings=tuple(findings),
     )
+
+
+def _merged(dropped: Mapping[str, int]) -> Counter[str]:
+    """A stop token in no row may be replaced in one row and too long in another: the two are told apart only in sum."""
+    merged = Counter(dropped)
+    merged["closing"] += merged.pop("too_long", 0)
+    return +merged
 
 
 def _warnings(calls: Sequence[ModelCall]) -> dict[str, int]:
@@ -86,7 +113,9 @@ def _findings(samples: SampleSet, calls: Mapping[str, ModelCall], trajectory: Tr
     return found
 
 
-def _call_account(call: ModelCall, samples: Sequence[Sample]) -> CallAccount:
+def _call_account(call: ModelCall, samples: Sequence[Sample], dropped: str | None) -> CallAccount:
+    """`dropped`: why none of the call's tokens are in a row of their own. What else is in no row is a stop token that
+    the template's own closing replaced, or was too long."""
     trained = 0
     masked: Counter[str] = Counter()
     for span in (span for sample in samples for span in sample.spans if span.call_id == call.call_id):
@@ -94,6 +123,8 @@ def _call_account(call: ModelCall, samples: Sequence[Sample]) -> CallAccount:
             trained += span.stop - span.start
         else:
             masked[span.reason] += span.stop - span.start
+    left = len(call.sampled_ids) - trained - masked.total()
+    reason = dropped or ("closing" if left == 1 and trained + masked.total() else "too_long")
     return CallAccount(
         call_id=call.call_id,
         thread=call.thread,
@@ -102,7 +133,7 @@ def _call_account(call: ModelCall, samples: Sequence[Sample]) -> CallAccount:
         sampled=len(call.sampled_ids),
         trained=trained,
         masked=dict(sorted(masked.items())),
-        in_no_row=len(call.sampled_ids) - trained - masked.total(),
+        dropped={reason: left} if left else {},
     )
 
 

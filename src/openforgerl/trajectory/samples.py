@@ -76,7 +76,7 @@ def build_samples(
     if policy.max_staleness is not None and weights_version is None:
         raise InputError("max_staleness is set, so build_samples needs the trainer's weights_version")
     before = predecessors(trajectory)
-    dropped = _dropped_calls(trajectory, before)
+    dropped = dropped_calls(trajectory, before)
     rows = _rows(trajectory, before, dropped)
     limit = policy.max_row_tokens
     fitting = [row for row in rows if limit is None or len(row.ids) <= limit]
@@ -162,7 +162,7 @@ def account(samples: Sequence[Sample], calls: Sequence[ModelCall], dropped: Mapp
         raise ExactnessError(f"the account of sampled tokens does not add up: {error}") from error
 
 
-def _dropped_calls(trajectory: Trajectory, before: Mapping[str, str | None]) -> dict[str, str]:
+def dropped_calls(trajectory: Trajectory, before: Mapping[str, str | None]) -> dict[str, str]:
     """Call id → why none of its tokens are in a row of their own.
 
     History goes on from a call when a later one follows it token by token, or repeats its answer (then a row of
