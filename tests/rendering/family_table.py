@@ -1,4 +1,7 @@
-"""What `docs/model-families.md` says of every family, measured: `python -m tests.rendering.family_table` writes it."""
+"""What `docs/model-families.md` says of every family, measured.
+
+`OPENFORGERL_WRITE_DOCS=1 pytest tests/rendering/test_families.py -k document` writes it; without, the test compares.
+"""
 
 from __future__ import annotations
 
@@ -90,3 +93,84 @@ def said_by(family: Family, loop: Loop, *, thought: str = "", text: str = "", ca
     """An answer of this family to the loop's prompt, which may have opened a thought."""
     tail = loop.renderer.decode(loop.prompt().ids[-8:]).rstrip()
     return said(family.form, text, calls, thought=thought, opened=tail.endswith(("<think>", "[THINK]")), odd=odd)
+
+
+COLUMNS = (
+    "model",
+    "template",
+    "form of answers",
+    "tool loop",
+    "thought in it",
+    "text beside a call",
+    "answer, after a new question",
+    "thought, after a new question",
+    "messages",
+)
+HEAD = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}\n"
+THOUGHT, SAID = "Pondering.", "Speaking."
+TOOLS = (ToolSpec(name="bash", parameters={"type": "object", "properties": {"command": {"type": "string"}}}),)
+CALL = [("bash", {"command": "ls"})]
+
+
+def row(family: Family, renderer: ChatRenderer) -> str:
+    """The line of one family."""
+    shape = renderer.probed.shape
+    notes = [
+        *(['content "" beside calls'] if shape.no_content == "empty" else []),
+        *(["content null beside calls"] if shape.no_content == "null" else []),
+        *(["arguments as text"] if shape.text_arguments else []),
+        *(["ids of nine characters"] if shape.short_ids else []),
+        *(["text joins the thought of a call"] if shape.one_thought else []),
+    ]
+    thinks = "thoughts in" in renderer.answer_form or family.form == "harmony"
+    alone = family.form == "llama"
+    cells = (
+        family.name,
+        f"{family.package}: `{family.file}`",
+        f"{family.form}{', thinks' if thinks else ''}",
+        _loop(family, renderer),
+        _turn(family, renderer, thought=THOUGHT, calls=CALL) if thinks else "-",
+        "no form for it" if alone else _turn(family, renderer, text=SAID, calls=CALL),
+        _turn(family, renderer, text=SAID),
+        _turn(family, renderer, thought=THOUGHT, text=SAID) if thinks else "-",
+        "; ".join(notes) or "as they come",
+    )
+    return "| " + " | ".join(cells) + " |\n"
+
+
+def _loop(family: Family, renderer: ChatRenderer) -> str:
+    loop = Loop(renderer, TOOLS, "Go.")
+    for turn in range(3):
+        loop.answer(renderer.encode(said_by(family, loop, calls=CALL, odd=1)), family)
+        loop.results("a.txt")
+        found = _kept(loop)
+        if found != "kept":
+            return f"{turn} kept, then {found}" if turn else found
+    return "kept"
+
+
+def _turn(family: Family, renderer: ChatRenderer, **answer: Any) -> str:
+    loop = Loop(renderer, TOOLS, "Go.")
+    loop.answer(renderer.encode(said_by(family, loop, **answer)), family)
+    loop.results("a.txt")
+    if not answer.get("calls"):
+        loop.ask("And now?")
+    return _kept(loop)
+
+
+def _kept(loop: Loop) -> str:
+    """Whether the last answer is restored, or why a branch starts."""
+    call, prompt = loop.calls[-1], loop.prompt()
+    ids = call.prompt.ids + call.sampled_ids[:-1]
+    if prompt.ids[: len(ids)] == ids:
+        return "kept"
+    shown = loop.renderer.decode(loop.prompt(restored={}).ids)
+    answer = call.answer
+    assert answer is not None
+    missing = [name for name, text in (("thought", answer.reasoning), ("text", answer.text)) if text not in shown]
+    if missing:
+        return f"branch: {' and '.join(missing)} left out"
+    before = loop.renderer.decode(call.prompt.ids).partition("Go.")[0]
+    if shown.partition("Go.")[0] != before:
+        return "branch: tools move to the newest question"
+    return "branch: written otherwise"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -29,8 +30,8 @@ from openforgerl.types import (
 )
 
 from .conftest import byte_level
-from .families import BY_NAME, FAMILIES, Family
-from .family_table import Loop, said_by
+from .families import BY_NAME, FAMILIES, ROOT, Family
+from .family_table import HEAD, Loop, row, said_by
 from .speech import said
 
 SETTINGS = settings(
@@ -128,7 +129,7 @@ def test_what_is_found_out_about_the_template(name: str, family_of: Callable[[st
     """The form by evidence, the shape of messages, and the tokens that end a turn: as read off the template by hand."""
     family, renderer, reference = family_of(name)
     assert renderer.answer_form.split(" ")[0].rstrip(",") == family.form
-    probed = renderer._probed["default"]  # what was asked for is not told otherwise
+    probed = renderer.probed
     assert (probed.shape.no_content, probed.shape.text_arguments) == (family.no_content, family.text_arguments)
     assert probed.shape.short_ids == (family.name in ("Mistral Nemo", "Mistral Small 3.2"))
     ends = {reference.convert_ids_to_tokens(i) for i in renderer.stop_ids}
@@ -293,5 +294,12 @@ def test_a_forced_call_is_restored(name: str, family_of: Callable[[str], Any]) -
     assert following.ids[: len(prompt.ids) + len(call.sampled_ids) - 1] == prompt.ids + call.sampled_ids[:-1]
 
 
-def test_every_family_has_a_name_of_its_own() -> None:
+def test_the_document_says_what_is_measured(family_of: Callable[[str], Any]) -> None:
+    measured = HEAD + "".join(row(*family_of(name)[:2]) for name in BY_NAME)
+    path = ROOT / "docs/model-families.md"
+    before, start, rest = path.read_text("utf-8").partition("<!-- measured -->\n")
+    _, stop, after = rest.partition("<!-- end -->\n")
+    if os.environ.get("OPENFORGERL_WRITE_DOCS"):
+        path.write_text(before + start + measured + stop + after, "utf-8")
+    assert path.read_text("utf-8") == before + start + measured + stop + after
     assert len(BY_NAME) == len(FAMILIES)

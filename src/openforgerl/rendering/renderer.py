@@ -15,7 +15,7 @@ from openforgerl.rendering.forms import choose_form
 from openforgerl.rendering.images import NoImages, Placeholders
 from openforgerl.rendering.layout import Layout
 from openforgerl.rendering.parsing import IdParser, opens_thought
-from openforgerl.rendering.probing import probe, turn_tokens
+from openforgerl.rendering.probing import Probed, probe, turn_tokens
 from openforgerl.rendering.remembered import Remembered
 from openforgerl.rendering.restoring import PromptIds, Restorer, Turns
 from openforgerl.rendering.schemas import types_of
@@ -83,6 +83,11 @@ class ChatRenderer:
         self._digest = digest_json(parts)
         self._forms: Remembered[tuple[Shape, int, Message], tuple[Form, JsonValue]] = Remembered(_FORMS_HELD)
         self._headers: Remembered[tuple[str, str, str], str] = Remembered(_HEADERS_HELD)
+
+    @property
+    def probed(self) -> Probed:
+        """What was found out about the template that is used while tools are on offer."""
+        return self._probed["tool_use" if "tool_use" in self._probed else "default"]
 
     @property
     def answer_form(self) -> str:
