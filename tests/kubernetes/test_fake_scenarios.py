@@ -20,7 +20,7 @@ from openforgerl.testing.fake_kubernetes import (
     Image,
     ProgramContext,
 )
-from openforgerl.testing.fake_kubernetes.kinds import EVENTS
+from openforgerl.testing.fake_kubernetes.kinds import EVENTS, JOBS
 
 from .kubectl import Kubectl, Object, condition, ended, eventually, kubectl, pod, state
 
@@ -363,6 +363,25 @@ async def test_a_failing_init_container_fails_the_pod(api: Kubectl) -> None:
     assert status["phase"] == "Failed"
     assert status["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] == 5
     assert state(seen[-1]) == ("waiting", {"reason": "PodInitializing"})
+
+
+async def test_a_job_goes_when_its_time_is_over(api: Kubectl, cluster: FakeCluster) -> None:
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": pod("x", container=env(SECONDS="0"))["spec"]}
+    spec = {"ttlSecondsAfterFinished": 3, "template": template}
+    await api.create("jobs", {"metadata": {"name": "j"}, "spec": spec})
+    loop = asyncio.get_running_loop()
+    await eventually(lambda: "succeeded" in cluster.objects.get(JOBS, ("default", "j")).body.get("status", {}))
+    finished = loop.time()
+    (made,) = (await api.list("pods", labelSelector="batch.kubernetes.io/job-name=j,a=b"))["items"]
+    assert made["metadata"]["ownerReferences"][0]["kind"] == "Job"
+    await api.until_gone("jobs", "j")
+    assert 2.5 < (loop.time() - finished) / SCALE < 3 + LATE
+    await api.until_gone("pods", made["metadata"]["name"])
+    failing = {"spec": pod("x", container=env(SECONDS="0", CODE="1"))["spec"]}
+    await api.create("jobs", {"metadata": {"name": "k"}, "spec": {"template": failing}})
+    await eventually(lambda: "failed" in cluster.objects.get(JOBS, ("default", "k")).body.get("status", {}))
+    status = (await api.get("jobs", "k"))["status"]
+    assert [(one["type"], one["reason"]) for one in status["conditions"]] == [("Failed", "BackoffLimitExceeded")]
 
 
 def test_every_fault_is_a_scenario() -> None:

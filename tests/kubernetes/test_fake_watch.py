@@ -144,6 +144,25 @@ async def test_a_restart_breaks_watches_and_keeps_data(api: Kubectl, cluster: Fa
     assert told(events) == [("ADDED", "b")]
 
 
+async def test_a_server_that_is_told_to_stop_keeps_its_watches_for_a_while(api: Kubectl, cluster: FakeCluster) -> None:
+    version = await api.version("configmaps")
+    loop = asyncio.get_running_loop()
+    watching = asyncio.create_task(collect(api, resourceVersion=version))
+    await asyncio.sleep(0.1)
+    started = loop.time()
+    restarting = asyncio.create_task(cluster.restart(down=0.1, linger=0.5))
+    await asyncio.sleep(0.2)
+    assert not watching.done()
+    async with aiohttp.ClientSession(cluster.url) as stranger:
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await stranger.get("/readyz")
+    with pytest.raises(aiohttp.ClientError):
+        await watching
+    assert loop.time() - started >= 0.5
+    await restarting
+    assert await api.names("configmaps") == []
+
+
 async def test_lost_events_are_in_the_next_list(api: Kubectl, cluster: FakeCluster) -> None:
     cluster.scenarios.attach("lost-events", name="p")
     version = await api.version()

@@ -24,6 +24,7 @@ from openforgerl.testing.fake_kubernetes.clock import Clock, Timings
 from openforgerl.testing.fake_kubernetes.collecting import Collector
 from openforgerl.testing.fake_kubernetes.containers import Image
 from openforgerl.testing.fake_kubernetes.faults import Faults
+from openforgerl.testing.fake_kubernetes.jobs import Jobs
 from openforgerl.testing.fake_kubernetes.kinds import NAMESPACES, Object
 from openforgerl.testing.fake_kubernetes.kubelet import Kubelet
 from openforgerl.testing.fake_kubernetes.nodes import Nodes, NodeSpec
@@ -52,6 +53,12 @@ class ClusterOptions:
     """Serve HTTPS with a certificate of its own (needs openssl). kubectl sends its token to no other server."""
 
 
+def _abort(runner: web.AppRunner) -> None:
+    for connection in list(runner.server.connections) if runner.server is not None else []:
+        if connection.transport is not None:
+            connection.transport.abort()
+
+
 class FakeCluster:
     """`async with FakeCluster() as cluster:` serves an API on 127.0.0.1 and runs what is created there.
 
@@ -74,6 +81,7 @@ class FakeCluster:
         self.objects = Objects()
         self.registry = Registry(self.objects, clock)
         self._collector = Collector(self.objects, self.registry, clock, timings, self._spawn)
+        self._jobs = Jobs(self.registry, clock, timings, self._spawn)
         self.nodes = Nodes(self.registry, clock, timings, self._spawn)
         self.kubelet = Kubelet(
             registry=self.registry,
@@ -142,19 +150,26 @@ class FakeCluster:
         await web.SockSite(self._runner, listener, ssl_context=self._tls).start()
         self.port = listener.getsockname()[1]
 
-    async def stop_serving(self) -> None:
-        """Stop the API server: watches break, connections are refused. Pods and data stay."""
-        if self._runner is not None:
-            self.watching.drop()
-            server, self._runner = self._runner, None
-            for connection in list(server.server.connections) if server.server is not None else []:
-                if connection.transport is not None:
-                    connection.transport.abort()
-            await server.cleanup()
+    async def stop_serving(self, linger: float = 0.0) -> None:
+        """Stop the API server: connections are refused, and after `linger` seconds watches break. Pods and data stay.
 
-    async def restart(self, down: float = 0.5) -> None:
+        A real one that is told to stop keeps open watches for up to 60 s.
+        """
+        if self._runner is not None:
+            server, self._runner = self._runner, None
+            for site in list(server.sites):
+                await site.stop()
+            await asyncio.sleep(linger)
+            self.watching.drop()
+            _abort(server)
+            await server.cleanup()
+            await asyncio.sleep(0)  # what was accepted meanwhile has a transport only now
+            _abort(server)
+            await asyncio.sleep(0)
+
+    async def restart(self, down: float = 0.5, *, linger: float = 0.0) -> None:
         """Stop the API server and start it again on the same port after `down` seconds."""
-        await self.stop_serving()
+        await self.stop_serving(linger)
         await asyncio.sleep(down)
         await self._listen()
 

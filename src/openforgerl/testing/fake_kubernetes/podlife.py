@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openforgerl.testing.fake_kubernetes import admission
 from openforgerl.testing.fake_kubernetes.clock import Clock, Timings
 from openforgerl.testing.fake_kubernetes.containers import (
     Container,
-    ContainerLog,
     Ended,
     Image,
     Launch,
@@ -22,13 +20,13 @@ from openforgerl.testing.fake_kubernetes.containers import (
     StartRefused,
 )
 from openforgerl.testing.fake_kubernetes.kinds import PODS, Object
+from openforgerl.testing.fake_kubernetes.launching import Site, last_words, launch_of
 from openforgerl.testing.fake_kubernetes.nodes import Node, Nodes, NodeSpec, complaint
 from openforgerl.testing.fake_kubernetes.objects import Stored
 from openforgerl.testing.fake_kubernetes.podstatus import Phase, PodStatus, Slot
-from openforgerl.testing.fake_kubernetes.processes import PATH
 from openforgerl.testing.fake_kubernetes.registry import Registry
 from openforgerl.testing.fake_kubernetes.scenarios import Planted, Scenario
-from openforgerl.testing.fake_kubernetes.volumes import ConfigMissing, MountFailed, Volumes, environment, expand
+from openforgerl.testing.fake_kubernetes.volumes import ConfigMissing, MountFailed, Volumes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +91,13 @@ class PodLife:
         asked = asyncio.create_task(_first(self.deleted.wait(), self.removed.wait()))
         try:
             await asyncio.wait({flow, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if flow.done():
-                await flow  # an error in it is the fake's own, and is told
+            if flow.done() and flow.exception() is None:
                 await asked
         finally:
             asked.cancel()
             flow.cancel()
             await asyncio.wait({flow, asked})
+            broken = None if flow.cancelled() else flow.exception()
             try:
                 if self.deleted.is_set() or self.removed.is_set():
                     await self._stop()
@@ -107,6 +105,8 @@ class PodLife:
                 await self._kill()
                 self._machine.nodes.release(self.uid)
                 await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            if broken is not None:
+                raise broken
 
     async def _online(self) -> None:
         """The kubelet of a lost node says nothing until it is back."""
@@ -257,43 +257,19 @@ class PodLife:
             await self._clock.sleep(pause)
             pause = min(2 * pause, 300.0)
 
+    def _site(self) -> Site:
+        machine = self._machine
+        return Site(self.pod, machine.registry.objects, self._volumes, self._folder, machine.rotate_at)
+
     async def _configured(self, slot: Slot, image: Image) -> Launch:
         while True:
             try:
-                return self._launch(slot, image)
+                return launch_of(slot, image, self._site())
             except (ConfigMissing, MountFailed) as error:
                 slot.waiting("CreateContainerConfigError", str(error))
                 await self._report()
                 self._event("Failed", f"Error: {error}", warning=True)
                 await self._clock.sleep(10.0)
-
-    def _launch(self, slot: Slot, image: Image) -> Launch:
-        spec = slot.spec
-        env = {"PATH": PATH, **environment(self._machine.registry.objects, self.pod, spec)}
-        words = [*(spec.get("command") or image.entrypoint), *(spec.get("args") or [])]
-        security: Object = {**(self._spec.get("securityContext") or {}), **(spec.get("securityContext") or {})}
-        scratch = self._folder / f"container-{slot.name}"
-        scratch.mkdir(parents=True, exist_ok=True)
-        uid = int(security.get("runAsUser", 0))
-        if security.get("runAsNonRoot") and uid == 0:
-            raise ConfigMissing("container has runAsNonRoot and image will run as root")
-        return Launch(
-            pod=self.pod,
-            name=slot.name,
-            image=image,
-            argv=[expand(word, env) for word in words] or ["/bin/sh"],
-            env=env,
-            workdir=spec.get("workingDir") or "/",
-            mounts=self._volumes.mounts(spec),
-            log=ContainerLog(self._machine.rotate_at),
-            termination_file=scratch / "termination-log",
-            termination_path=spec["terminationMessagePath"],
-            uid=uid,
-            gid=int(security.get("runAsGroup", uid)),
-            read_only=bool(security.get("readOnlyRootFilesystem")),
-            memory=int(admission.quantity((spec["resources"].get("limits") or {}).get("memory", 0))),
-            hostname=self._spec.get("hostname") or self.key[1][:63],
-        )
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -332,15 +308,7 @@ class PodLife:
         if self._scenario.strike == "oom-child" and self._struck:
             oom = True
         reason = "OOMKilled" if oom else "Completed" if code == 0 else "Error"
-        slot.terminated(code, reason, self._last_words(slot, code))
-
-    def _last_words(self, slot: Slot, code: int) -> str:
-        """The termination message: the file's, or else the log's last lines if the container failed and wants that."""
-        file = self._folder / f"container-{slot.name}" / "termination-log"
-        said = file.read_bytes()[:4096].decode(errors="replace") if file.exists() else ""
-        if said or code == 0 or slot.spec["terminationMessagePolicy"] != "FallbackToLogsOnError":
-            return said
-        return slot.log.tail() if slot.log is not None else ""
+        slot.terminated(code, reason, last_words(slot, self._folder, code))
 
     async def _finish(self, phase: Phase) -> None:
         self._status.phase = phase
@@ -352,6 +320,11 @@ class PodLife:
     @property
     def _struck(self) -> bool:
         return self._planted is not None and self._planted.struck is not None
+
+    @property
+    def _alive(self) -> bool:
+        """Whether there is anything left to strike: what has just ended by itself keeps its own end."""
+        return any(slot.container is not None for slot in self._status.mains)
 
     def _strike(self) -> None:
         if self._planted is not None and self._planted.struck is None:
@@ -368,6 +341,8 @@ class PodLife:
         if not scenario.strike:
             return
         await self._clock.sleep(scenario.after + (self._timings.evict if scenario.strike == "evict" else 0.0))
+        if not self._alive:
+            return
         self._strike()
         match scenario.strike:
             case "exit":
@@ -407,6 +382,8 @@ class PodLife:
         await self._clock.sleep_promised(seconds)
         await self._clock.sleep(self._timings.deadline)
         await self._online()
+        if not self._alive:
+            return
         for slot in self._status.mains:
             if slot.container is not None:
                 slot.container.terminate()
@@ -424,7 +401,7 @@ class PodLife:
                     slot.log.rotate()
             if any(slot.container is not None and slot.container.pid for slot in self._status.mains):
                 why = await asyncio.to_thread(self._volumes.overfull)
-                if why and not self._status.reason:
+                if why and self._alive and not self._status.reason:
                     self._evict(why)
 
     # -- stopping ---------------------------------------------------------------------------------------------------
