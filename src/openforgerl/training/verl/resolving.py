@@ -7,6 +7,7 @@ Prints YAML. Exits with 2, and prints the reason instead, when Hydra knows no su
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +38,8 @@ def main() -> None:
     """Resolve what the command line names."""
     schema, *overrides = sys.argv[1:]
     try:
-        config = resolve(schema, overrides)
+        with contextlib.redirect_stdout(sys.stderr):  # veRL has things to say while it checks
+            config = resolve(schema, overrides)
     except Exception as error:  # noqa: BLE001 (whatever veRL finds wrong is the answer)
         sys.stdout.write(f"{type(error).__name__}: {error}\n")
         sys.exit(2)
