@@ -353,6 +353,43 @@ async def test_throttling_is_text_with_retry_after_and_spares_masters(api: Kubec
     assert {status for status, _ in answers} <= {201, 429}
 
 
+async def test_network_policies_can_be_checked(api: Kubectl, cluster: FakeCluster) -> None:
+    ports = [{"name": "data", "containerPort": 8000}]
+    await api.create("pods", pod("rollout", labels={"part": "rollout"}))
+    await api.create("pods", pod("proxy", labels={"part": "proxy"}, container={"ports": ports}))
+    await api.create("pods", pod("bystander"))
+    home, away = api.namespace, "other"
+    api.namespace = away
+    await api.create("pods", pod("proxy", labels={"part": "proxy"}))
+    api.namespace = home
+
+    def reachable(source: str, target: tuple[str, str] | str, port: int = 8000) -> bool:
+        return cluster.reachable((home, source), target, port)
+
+    async def policy(name: str, **spec: Any) -> None:
+        await api.create("networkpolicies", {"metadata": {"name": name}, "spec": spec})
+
+    assert reachable("rollout", (home, "bystander")) and reachable("rollout", "203.0.113.1")  # nothing is said yet
+    await policy("deny", podSelector={}, policyTypes=["Ingress", "Egress"])
+    assert not reachable("rollout", (home, "proxy")) and not reachable("rollout", "203.0.113.1")
+    rollouts = {"matchLabels": {"part": "rollout"}}
+    proxies = {"matchExpressions": [{"key": "part", "operator": "In", "values": ["proxy"]}]}
+    out = {"to": [{"podSelector": proxies}], "ports": [{"port": 8000}]}
+    await policy("out", podSelector=rollouts, policyTypes=["Egress"], egress=[out])
+    assert not reachable("rollout", (home, "proxy"))  # the proxy's side is still closed
+    into = {"from": [{"podSelector": rollouts}], "ports": [{"port": "data"}]}
+    await policy("in", podSelector=proxies, ingress=[into])
+    assert reachable("rollout", (home, "proxy"))
+    assert not reachable("rollout", (home, "proxy"), 8001)
+    assert not reachable("rollout", (away, "proxy"))  # a podSelector alone means the policy's own namespace
+    assert not reachable("bystander", (home, "proxy")) and not reachable("rollout", (home, "bystander"))
+    block = {"to": [{"ipBlock": {"cidr": "203.0.113.0/24", "except": ["203.0.113.9/32"]}}]}
+    anywhere = {"to": [{"namespaceSelector": {}, "podSelector": proxies}]}
+    await policy("wide", podSelector=rollouts, policyTypes=["Egress"], egress=[block, anywhere])
+    assert reachable("rollout", "203.0.113.1", 443) and not reachable("rollout", "203.0.113.9", 443)
+    assert reachable("rollout", (away, "proxy"))
+
+
 async def test_the_calls_are_counted(api: Kubectl, cluster: FakeCluster) -> None:
     await api.create("pods", pod("p"))
     await api.list("pods")

@@ -148,6 +148,20 @@ async def test_active_deadline_comes_late(api: Kubectl, cluster: FakeCluster) ->
     assert 7.3 < (loop.time() - started) / SCALE < 7.3 + LATE
 
 
+async def test_a_deadline_may_be_told_while_the_container_runs(api: Kubectl, cluster: FakeCluster) -> None:
+    cluster.scenarios.attach("deadline-early", name="p")  # kubernetes issues 88613 and 98718
+    version = await api.version()
+    await api.create("pods", pod("p", image="stubborn:1"))
+    told: list[tuple[str, str]] = []
+    async for event in api.watch(fieldSelector="metadata.name=p", resourceVersion=version):
+        told.append((event["object"]["status"]["phase"], state(event["object"])[0]))
+        if told[-1] == ("Failed", "terminated"):
+            break
+    assert told[-2:] == [("Failed", "running"), ("Failed", "terminated")]
+    status = event["object"]["status"]
+    assert (status["reason"], state(event["object"])[1]["exitCode"]) == ("DeadlineExceeded", 137)
+
+
 async def test_the_deadline_never_ends_a_pod_that_does_not_run(api: Kubectl, cluster: FakeCluster) -> None:
     cluster.scenarios.attach("unschedulable", name="p")
     await api.create("pods", pod("p", activeDeadlineSeconds=1))

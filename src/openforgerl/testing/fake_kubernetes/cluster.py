@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from openforgerl.testing.fake_kubernetes import certificates
+from openforgerl.testing.fake_kubernetes import certificates, policies
 from openforgerl.testing.fake_kubernetes.access import Access
 from openforgerl.testing.fake_kubernetes.app import ApiServer, Counts
 from openforgerl.testing.fake_kubernetes.clock import Clock, Timings
@@ -25,10 +25,10 @@ from openforgerl.testing.fake_kubernetes.collecting import Collector
 from openforgerl.testing.fake_kubernetes.containers import Image
 from openforgerl.testing.fake_kubernetes.faults import Faults
 from openforgerl.testing.fake_kubernetes.jobs import Jobs
-from openforgerl.testing.fake_kubernetes.kinds import NAMESPACES, Object
+from openforgerl.testing.fake_kubernetes.kinds import NAMESPACES, PODS, Object
 from openforgerl.testing.fake_kubernetes.kubelet import Kubelet
 from openforgerl.testing.fake_kubernetes.nodes import Nodes, NodeSpec
-from openforgerl.testing.fake_kubernetes.objects import Objects
+from openforgerl.testing.fake_kubernetes.objects import Key, Objects
 from openforgerl.testing.fake_kubernetes.registry import Registry
 from openforgerl.testing.fake_kubernetes.scenarios import Scenarios
 from openforgerl.testing.fake_kubernetes.watching import Watching
@@ -180,6 +180,14 @@ class FakeCluster:
     def expire_watches(self) -> None:
         """Tell every open watch 410 in its stream."""
         self.watching.expire()
+
+    def reachable(self, source: Key, target: Key | str, port: int) -> bool:
+        """Whether the NetworkPolicies would let pod `source` (namespace, name) reach a port of `target`.
+
+        `target`: a pod, or an address outside the cluster. Nothing here enforces it. Raises Refusal (404).
+        """
+        found = target if isinstance(target, str) else self.objects.get(PODS, target).body
+        return policies.allowed(self.objects, self.objects.get(PODS, source).body, found, port)
 
     def lose_node(self, name: str) -> None:
         """Stop a node's kubelet."""

@@ -42,6 +42,7 @@ NAMESPACES = Resource("namespaces", "Namespace", namespaced=False, fields=("stat
 QUOTAS = Resource("resourcequotas", "ResourceQuota")
 CONFIG_MAPS = Resource("configmaps", "ConfigMap")
 SECRETS = Resource("secrets", "Secret", fields=("type",))
+POLICIES = Resource("networkpolicies", "NetworkPolicy", "networking.k8s.io")
 JOBS = Resource("jobs", "Job", "batch", fields=("status.successful",))
 CLAIMS = Resource("sandboxclaims", "SandboxClaim", _SANDBOXES, "v1alpha1")
 TEMPLATES = Resource("sandboxtemplates", "SandboxTemplate", _SANDBOXES, "v1alpha1")
@@ -56,6 +57,7 @@ RESOURCES = (
     CONFIG_MAPS,
     SECRETS,
     JOBS,
+    POLICIES,
     CLAIMS,
     TEMPLATES,
     WARM_POOLS,
@@ -65,7 +67,6 @@ RESOURCES = (
     Resource("persistentvolumeclaims", "PersistentVolumeClaim"),
     Resource("limitranges", "LimitRange"),
     Resource("leases", "Lease", "coordination.k8s.io"),
-    Resource("networkpolicies", "NetworkPolicy", "networking.k8s.io"),
     Resource("deployments", "Deployment", "apps"),
     Resource("daemonsets", "DaemonSet", "apps"),
     Resource("roles", "Role", "rbac.authorization.k8s.io"),

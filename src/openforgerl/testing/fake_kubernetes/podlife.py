@@ -354,6 +354,10 @@ class PodLife:
                 return
             case "deadline":
                 self._fail("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+                if scenario.lingers:
+                    self._status.phase = "Failed"
+                    await self._report()
+                    await self._clock.sleep(scenario.lingers)
             case "oom-child":
                 for slot in self._status.mains:
                     if slot.container is not None:

@@ -42,6 +42,8 @@ class Scenario:
     after: float = 1.0
     """Running → strike. An eviction and a lost node have the cluster's own times on top."""
     exit_code: int = 0
+    lingers: float = 0.0
+    """A deadline: so long the container still runs after the phase says Failed."""
     removal_seconds: float = 0.0
     """Deletion: so much longer until the object is gone."""
     create: Literal["", "lost-answer", "throttled", "quota"] = ""
@@ -84,6 +86,12 @@ def _scenarios() -> Iterator[Scenario]:
         name="deadline",
         strike="deadline",
         shown=Shown(phase="Failed", pod_reason="DeadlineExceeded", container_reason="Error", exit_code=137),
+    )
+    yield Scenario(
+        name="deadline-early",
+        strike="deadline",
+        lingers=2.0,
+        shown=Shown(phase="Failed", pod_reason="DeadlineExceeded"),
     )
     yield Scenario(
         name="image-missing", pull="missing", shown=Shown(phase="Pending", waiting_reason="ImagePullBackOff")
