@@ -210,7 +210,7 @@ async def test_a_run_that_went_further_than_its_checkpoint_starts_a_new_leg(tmp_
         await store.put_run("run", "digest", {})
         assert (await Legs.resume(store, 0)).place(1, task) == ("train", 0)
         await commit(store, "train", 1, 0)
-        await commit(store, "eval:verl.3", 3, 9)
+        await commit(store, "eval:base", 0, 9)  # somebody else's
         # Killed before a step was made of it: the same ids, so that what is finished is not run again.
         assert (await Legs.resume(store, 0)).place(1, task) == ("train", 0)
         await commit(store, "train", 2, 1)
@@ -223,6 +223,10 @@ async def test_a_run_that_went_further_than_its_checkpoint_starts_a_new_leg(tmp_
         await commit(store, "train:1.0", 2, 1)
         assert (await Legs.resume(store, 0)).place(1, task) == ("train:2.0", 0)
         assert (await Legs.resume(store, 1)).place(2, task) == ("train:1.0", 0)
+        # Weights that were only measured are of a past that never was, too.
+        await commit(store, legs.validation(2), 2, 2)
+        assert legs.validation(2) == "eval:verl.1.2"
+        assert (await Legs.resume(store, 1)).validation(2) == "eval:verl.2.2"
     finally:
         await database.close()
 

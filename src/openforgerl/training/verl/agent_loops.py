@@ -151,7 +151,7 @@ class AgentLoops:
         rooms, own = self._thread.rooms, self._rollout
         kwargs = own.val_kwargs
         if validate:
-            purpose, again, size = f"eval:verl.{step}", 0, int(kwargs.n)
+            purpose, again, size = self._legs.validation(step), 0, int(kwargs.n)
             sampling = Sampling(temperature=kwargs.temperature, top_p=kwargs.top_p, top_k=max(0, kwargs.top_k))
         else:
             (purpose, again), size = self._legs.place(step, task), int(own.n)

@@ -15,6 +15,7 @@ from openforgerl.store import RunStore
 from openforgerl.types import Task
 
 TRAIN = "train"
+VALIDATION = "eval:verl."
 
 
 @dataclass(slots=True)
@@ -27,16 +28,13 @@ class Legs:
     @classmethod
     async def resume(cls, store: RunStore, version: int) -> Legs:
         """The leg for a trainer whose weights are of `version`: the latest, or a new one if that went further."""
-        purposes = {
-            rollout.rollout_id: rollout.purpose
-            for rollout in await store.rollouts()
-            if rollout.purpose.partition(":")[0] == TRAIN
+        legs = {
+            rollout.rollout_id: leg for rollout in await store.rollouts() if (leg := _leg(rollout.purpose)) is not None
         }
-        latest = max(map(_leg, purposes.values()), default=0)
+        latest = max(legs.values(), default=0)
         ahead = any(
-            attempt.weights_version > version
+            attempt.weights_version > version and legs.get(attempt.rollout_id) == latest
             for attempt in await store.attempts()
-            if attempt.rollout_id in purposes and _leg(purposes[attempt.rollout_id]) == latest
         )
         return cls(latest + ahead)
 
@@ -50,7 +48,14 @@ class Legs:
         self._seen[step, task.name] += 1
         return (f"{TRAIN}:{self.leg}.{again}" if self.leg or again else TRAIN), again
 
+    def validation(self, step: int) -> str:
+        """The purpose of groups that only measure the weights of `step`."""
+        return f"{VALIDATION}{self.leg}.{step}"
 
-def _leg(purpose: str) -> int:
-    """`train` is leg 0, `train:2.1` is leg 2."""
-    return int(purpose.partition(":")[2].partition(".")[0] or 0)
+
+def _leg(purpose: str) -> int | None:
+    """`train` is of leg 0, `train:2.1` and `eval:verl.2.30` are of leg 2; None for what is not veRL's."""
+    kind, _, rest = purpose.partition(":")
+    if kind == TRAIN:
+        return int(rest.partition(".")[0] or 0)
+    return int(rest.split(".")[1]) if purpose.startswith(VALIDATION) else None
