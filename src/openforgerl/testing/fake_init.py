@@ -13,6 +13,7 @@ import json
 import random
 import struct
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,6 +160,8 @@ class FakePod:
             exit = Exit(code=None, signal=9, timed_out=True)
         except asyncio.CancelledError:
             exit = Exit(code=None, signal=9)
+        except Exception:  # noqa: BLE001 - a program that crashes ends its sandbox's program, not the sandbox
+            exit = Exit(code=1, stderr=traceback.format_exc().encode())
         out, err = exit.stdout[-limit:], exit.stderr[-limit:]
         answer: Header = {"id": number, "key": self.keys[number], "done": True, "code": exit.code}
         answer |= {"signal": exit.signal, "timed_out": exit.timed_out, "oom": exit.oom, "stdout": len(out)}
