@@ -124,7 +124,7 @@ def traces(turns: int) -> dict[str, list[Sample]]:
 
 def measure(batch: list[Sample], min_shared: int, repeats: int) -> tuple[int, float, dict[str, torch.Tensor]]:
     """Tokens computed, CPU seconds of the fastest of `repeats` forward and backward passes, gradient."""
-    learner = Learner(model(), LearnerOptions(micro_batch_tokens=16384, min_shared_tokens=min_shared))
+    learner = Learner(model(), LearnerOptions(micro_batch_tokens=32768, min_shared_tokens=min_shared))
     best = float("inf")
     gradient: dict[str, torch.Tensor] = {}
     for _ in range(repeats):
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--tail", type=int, default=150, help="mean tokens of a drawn row after the shared parts")
     parser.add_argument("--prefix", type=int, nargs="*", default=[214, 1100, 2017], help="shared tokens of drawn rows")
-    parser.add_argument("--turns", type=int, default=10, help="of the sessions; 0 = none")
+    parser.add_argument("--turns", type=int, default=6, help="of the sessions; 0 = none")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     arguments = parser.parse_args()

@@ -209,7 +209,7 @@ def test_what_cannot_be_replayed_is_refused(capsys: pytest.CaptureFixture[str], 
         ((folder, "r9"), "has no rollout or attempt 'r9'"),
         ((folder, rollout, "-s", "tasks.path=docs"), "holds no task"),
         ((folder, rollout, "-s", "tasks.path="), "names no tasks"),
-        ((folder.parent, rollout), "config.json cannot be read"),
+        ((folder.parent, rollout), "is no run folder"),
     ):
         with pytest.raises(SystemExit) as left:
             main(["replay", *map(str, words)])

@@ -120,8 +120,7 @@ def check_exact(sample: Sample, calls: Mapping[str, ModelCall]) -> None:
                 f"sample {sample.sample_id}: ids [{span.start}, {span.stop}) are not what call {span.call_id} sampled "
                 f"from {span.offset} on"
             )
-        seen = call.prompt.ids + call.sampled_ids[: span.offset]
-        if sample.ids[: span.start] != seen or sample.images[: len(call.prompt.images)] != call.prompt.images:
+        if not _as_seen(sample, span, call):
             raise ExactnessError(
                 f"sample {sample.sample_id}: what stands before id {span.start} is not what the engine saw when call "
                 f"{span.call_id} sampled it"
@@ -134,6 +133,21 @@ def check_exact(sample: Sample, calls: Mapping[str, ModelCall]) -> None:
                     f"{span.call_id}"
                 )
         position += length
+
+
+def _as_seen(sample: Sample, span: Span, call: ModelCall) -> bool:
+    """Whether what stands before the span is the call's prompt and what it had sampled until then.
+
+    Piece by piece: to join the two first would cost as much as the comparison, for every call of a long row.
+    """
+    prompt, shown = call.prompt.ids, call.prompt.images
+    at = len(prompt)
+    return (
+        span.start == at + span.offset
+        and sample.ids[at : span.start] == call.sampled_ids[: span.offset]
+        and sample.images[: len(shown)] == shown
+        and sample.ids[:at] == prompt
+    )
 
 
 def account(samples: Sequence[Sample], calls: Sequence[ModelCall], dropped: Mapping[str, int]) -> Totals:
