@@ -66,7 +66,7 @@ NEVER_RUN = frozenset({"image-missing", "image-never", "unschedulable", "start-e
 """No attempt with such a pod can have a verdict."""
 
 
-KILLED = frozenset({"interrupted", "not_started"})
+KILLED = frozenset({"interrupted", "not_started", "not_adopted"})
 """What an attempt is called whose orchestrator was killed before its sandbox could be taken over."""
 
 
