@@ -226,6 +226,14 @@ async def test_memory_limits_are_real(api: Kubectl) -> None:
     assert (last["status"]["phase"], fields["reason"], fields["exitCode"]) == ("Succeeded", "OOMKilled", 0)
 
 
+async def test_the_scenario_of_an_oom_takes_a_real_child(api: Kubectl, cluster: FakeCluster) -> None:
+    cluster.scenarios.attach("oom-child", name="p", after=10.0)
+    assert (await output(api, shell("p", "sleep 60; echo $?; exit 0"))).endswith("137\n")
+    last = await api.get("pods", "p")
+    _, fields = state(last)
+    assert (last["status"]["phase"], fields["reason"], fields["exitCode"]) == ("Succeeded", "OOMKilled", 0)
+
+
 async def test_terminating(api: Kubectl, cluster: FakeCluster) -> None:
     await api.create("pods", shell("deaf", "sleep 60; echo"))  # sh as PID 1 has no handler for TERM
     await api.create("pods", shell("polite", "trap 'exit 7' TERM; echo ready; sleep 60 & wait"))

@@ -8,6 +8,7 @@ NetworkPolicies (the network is this machine's), and the controllers of Deployme
 from openforgerl.testing.fake_kubernetes.clock import Clock, Timings
 from openforgerl.testing.fake_kubernetes.cluster import ClusterOptions, FakeCluster
 from openforgerl.testing.fake_kubernetes.containers import Image, ProgramContext
+from openforgerl.testing.fake_kubernetes.faults import Faults
 from openforgerl.testing.fake_kubernetes.nodes import NodeSpec
 from openforgerl.testing.fake_kubernetes.scenarios import FAULTS, SCENARIOS, Planted, Scenario, Shown
 
@@ -17,6 +18,7 @@ __all__ = [
     "Clock",
     "ClusterOptions",
     "FakeCluster",
+    "Faults",
     "Image",
     "NodeSpec",
     "Planted",

@@ -66,6 +66,8 @@ def _check_pod(spec: dict[str, Any]) -> dict[str, str]:
                 causes[f"{at}.name"] = f'Invalid value: "{names[-1]}"'
             if not container.get("image"):
                 causes[f"{at}.image"] = "Required value"
+            if container.get("restartPolicy"):
+                causes[f"{at}.restartPolicy"] = "this fake cluster plays no sidecar containers"
             for number, mount in enumerate(container.get("volumeMounts") or []):
                 if mount.get("name") not in volumes:
                     causes[f"{at}.volumeMounts[{number}].name"] = f'Not found: "{mount.get("name")}"'
