@@ -124,6 +124,16 @@ async def test_an_image_that_cannot_start_says_so(tmp_path):
     assert await containers() == [] and list(tmp_path.rglob("record.json")) == []
 
 
+async def test_a_state_folder_may_be_relative(tmp_path, monkeypatch):
+    """Run folders are, by default; an engine takes a relative source for the name of a volume."""
+    monkeypatch.chdir(tmp_path)
+    backend = ContainerSandboxes(SandboxOptions(), Path("state"))
+    monkeypatch.chdir("/")  # and it is the folder that it was when the backend was made
+    async with backend.create(SandboxSpec(run_id=RUN), "a") as sandbox:
+        assert (await sandbox.exec(["true"], env={}, timeout=30)).code == 0
+    assert (tmp_path / "state").is_dir() and await containers() == []
+
+
 async def test_the_report_is_whole_and_true(backend):
     limits = SandboxLimits(memory_mb=300, processes=70, disk_mb=16, open_files=512)
     async with backend.create(SandboxSpec(run_id=RUN, limits=limits), "a") as sandbox:

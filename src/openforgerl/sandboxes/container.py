@@ -39,7 +39,7 @@ class ContainerSandboxes:
 
     def __init__(self, options: SandboxOptions, state_dir: Path, *, guards: Guards | None = None) -> None:
         self._options = options
-        self._state = state_dir / "containers"
+        self._state = state_dir.absolute() / "containers"  # an engine takes what is no absolute path for a volume
         self._guards = guards or Guards()
         self._engine: Engine | None = None
         self._runtime: Runtime | None = None
