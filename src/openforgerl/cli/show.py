@@ -210,7 +210,7 @@ def _header(attempt: Attempt, console: Console) -> None:
     for name in ("argv", "exit", "user_agents", "package_digest", "ending"):
         if name in attempt.harness:
             console.print(plain(f"  {name:<14} {attempt.harness[name]}"), highlight=False, markup=False, soft_wrap=True)
-    for name, value in {**attempt.provenance, **attempt.sandbox, "seconds": attempt.timings}.items():
+    for name, value in (*attempt.provenance.items(), *attempt.sandbox.items(), ("seconds", attempt.timings)):
         console.print(plain(f"  {name:<14} {value}"), highlight=False, markup=False, soft_wrap=True)
 
 

@@ -219,7 +219,7 @@ async def open_house(
                 "node": platform.node(),
                 "config": folder.config_digest,
                 "template": renderer.digest,
-                "engine": config.engine.kind,
+                "engine_kind": config.engine.kind,
                 "model": config.engine.path or engine.model_name,
             },
             carry=carry,
