@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import secrets
 import shutil
 import socket
 import ssl
@@ -76,7 +77,7 @@ class FakeCluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self.errors: list[BaseException] = []
         """Bugs of the fake itself: tests should find it empty, and `close` raises the first."""
-        self._state = Path(tempfile.mkdtemp(prefix="fake-kubernetes-"))
+        self._state = Path(tempfile.gettempdir(), f"fake-kubernetes-{secrets.token_hex(8)}")
         clock, timings = self.options.clock, self.options.timings
         self.objects = Objects()
         self.registry = Registry(self.objects, clock)
@@ -126,6 +127,7 @@ class FakeCluster:
             self.errors.append(error)
 
     async def __aenter__(self) -> FakeCluster:
+        self._state.mkdir(mode=0o700)
         for name in ("default", "kube-system", *self.options.namespaces):
             body: Object = {"metadata": {"name": name}, "status": {"phase": "Active"}}
             self.registry.create(NAMESPACES, "", body)
