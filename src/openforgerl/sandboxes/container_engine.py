@@ -12,7 +12,7 @@ import json
 import os
 import resource
 import shutil
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ CURES = (
     Cure("runtime runc", 'default oci runtime "crun" not found', before=("--runtime", "runc")),
 )
 """What podman 4.3 on Debian 12 needed inside a virtual machine with few rights. The only place that reads its words."""
+_REMOVAL_PAUSES = (0.1, 0.5, 2.0)
+"""Seconds before a removal is tried again."""
 _MOST_FILES, _MOST_PROCESSES = 20_000, 32_768
 
 
@@ -78,26 +80,23 @@ class Engine:
 
         Cancelled or late, the command is killed: what it had begun is the caller's to remove.
         """
+        # files, not pipes: what an engine leaves running may hold a pipe open, and the end would never be seen
         async with self._places:
-            process = await asyncio.create_subprocess_exec(
-                self.program,
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                cwd="/",
-            )
-            try:
-                async with asyncio.timeout(timeout):
-                    out, err = await process.communicate()
-            except TimeoutError as error:
-                raise failed("engine", f"`{self.program} {words[0]}` gave no answer in {timeout:.0f} s") from error
-            finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
-        return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace").strip()
+            with _memory() as out, _memory() as err:
+                process = await asyncio.create_subprocess_exec(
+                    self.program, *words, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err, cwd="/"
+                )
+                try:
+                    async with asyncio.timeout(timeout):
+                        code = await process.wait()
+                except TimeoutError as error:
+                    raise failed("engine", f"`{self.program} {words[0]}` gave no answer in {timeout:.0f} s") from error
+                finally:
+                    if process.returncode is None:
+                        with contextlib.suppress(ProcessLookupError):
+                            process.kill()
+                        await process.wait()
+                return code, _text(out), _text(err).strip()
 
     async def run(self, *words: str, timeout: float) -> tuple[int, str, str]:
         """`run` with what this machine needs."""
@@ -166,9 +165,14 @@ class Engine:
     async def remove(self, name: str) -> None:
         """Kill and remove a container, which may not exist. Raises StoreError when the engine cannot."""
         podman = ["--time", "0", "--ignore"] if self.podman else []  # docker says neither, and does both
-        code, _, err = await self.call("rm", "--force", "--volumes", *podman, name)
-        if code != 0:
-            raise StoreError(f"container {name} cannot be removed: {err[-500:]}")
+        err = ""
+        for pause in (*_REMOVAL_PAUSES, None):
+            code, _, err = await self.call("rm", "--force", "--volumes", *podman, name)
+            if code == 0:
+                return
+            if pause is not None:  # seen when the container was just ending by itself
+                await asyncio.sleep(pause)
+        raise StoreError(f"container {name} cannot be removed: {err[-500:]}")
 
     def writable(self, path: str, *, megabytes: int | None, mode: str, uid: int, keep: bool) -> list[str]:
         """Words for a tmpfs of the agent's own. `keep`: with the image's files in it (podman only)."""
@@ -192,6 +196,20 @@ def find_engine(options: ContainerOptions) -> Engine:
         f"no container engine: {' and '.join(wanted)} not found on PATH; on Debian or Ubuntu "
         "`apt-get install podman runc`, or name one in sandbox.container.engine"
     )
+
+
+@contextlib.contextmanager
+def _memory() -> Generator[int]:
+    """A file in memory, as a descriptor."""
+    fd = os.memfd_create("openforgerl-engine")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _text(fd: int) -> str:
+    return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
 
 
 def missing_image(program: str, reference: str, said: str) -> str:
