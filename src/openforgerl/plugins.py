@@ -45,6 +45,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "react": "openforgerl.harnesses.react:ReactHarness",
         "command": "openforgerl.harnesses.command:CommandHarness",
     },
+    "renderer": {
+        "template": "openforgerl.rendering.renderer:ChatRenderer",
+        "package": "openforgerl.rendering.packaged:PackagedRenderer",
+    },
     "verifier": {"script": "openforgerl.verifiers.script:ScriptVerifier"},
     "model": {"tiny": "openforgerl.testing.tiny_model:write_tiny_model"},
     "rescoring": {"torch": "openforgerl.training.rescoring:rescore"},

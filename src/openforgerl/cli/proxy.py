@@ -80,7 +80,7 @@ def proxy(
 
 
 async def _serve(config: ProxyConfig, spec: str, tokenizer: Path, folder: Path) -> None:
-    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form)
+    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form, package=config.proxy.prompt_package)
     engine = open_engine(spec, renderer, config.engine)
     keep_tokenizer(folder, tokenizer)
     database = Database.open(folder / "run.sqlite")

@@ -155,7 +155,7 @@ async def _replay(
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_dir():
         raise InputError(f"{folder} keeps no tokenizer, so its answers cannot be given again")
-    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form)
+    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form, package=config.proxy.prompt_package)
     async with contextlib.AsyncExitStack() as stack:
         engine = RecordedEngine(
             Record(recorded.calls),

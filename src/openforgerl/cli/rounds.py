@@ -38,7 +38,7 @@ async def run_round(
     """Plan `attempts` rollouts per task and run them to their outcomes, from wherever the run folder stands."""
     tasks = choose_tasks(config)
     tokenizer = tokenizer_directory(config)
-    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form)
+    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form, package=config.proxy.prompt_package)
     check_rooms(config)
     async with contextlib.AsyncExitStack() as stack:
         # The engine before the folder: a script or model that cannot be opened must not become the run's config.

@@ -234,7 +234,10 @@ def _run_verl(launch: Launch, folder: Path) -> None:
 
 async def _grpo(config: GrpoConfig, model: Path, folder: Path, progress: Progress) -> Path:
     options = config.train
-    tasks, renderer = choose_tasks(config), load_renderer(model, answer_form=config.proxy.answer_form)
+    tasks, renderer = (
+        choose_tasks(config),
+        load_renderer(model, answer_form=config.proxy.answer_form, package=config.proxy.prompt_package),
+    )
     progress.say(f"answers are read as {renderer.answer_form}")
     check_rooms(config)
     progress.start("GRPO", options.steps)

@@ -37,6 +37,9 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     answer_form: str = "auto"
     """How the model writes tool calls (docs/model-families.md): `auto` reads it off the chat template and says what
     it found, or the name of a form."""
+    prompt_package: str = ""
+    """A format of the package `renderers` (extra `renderers`) that writes prompts instead of the chat template, such
+    as `kimi-k2`; empty = the chat template, which is what the model is served with."""
     body_limit_mb: float = 64.0
     """Largest request body in MiB; a larger one gets 413."""
     header_limit_kb: int = 16

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from openforgerl import plugins
 from openforgerl.errors import InputError, TemplateError
 from openforgerl.rendering.images import PLACEHOLDER, NoImages, Placeholders, rules_in
 from openforgerl.rendering.renderer import ChatRenderer
@@ -17,13 +19,14 @@ from openforgerl.types import JsonValue
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def load_renderer(directory: Path, *, answer_form: str = "auto") -> ChatRenderer:
+def load_renderer(directory: Path, *, answer_form: str = "auto", package: str = "") -> ChatRenderer:
     """Read tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json and config.json; of a
     vision model also preprocessor_config.json (or processor_config.json, which transformers 5 writes instead).
 
     `chat_template.jinja` wins over the configuration's `chat_template`. An answer ends at the tokenizer's
     `eos_token`, at `eos_token_id` of generation_config.json (of config.json where that names none), and at every token
     that stands between turns. `answer_form` names the form of answers (see `forms`); `auto` reads it off the template.
+    `package`: a format of the package `renderers` that writes prompts instead of the chat template (see `packaged`).
     Raises `InputError` naming the file that is missing or wrong.
     """
     if not directory.is_dir():
@@ -40,7 +43,8 @@ def load_renderer(directory: Path, *, answer_form: str = "auto") -> ChatRenderer
     digest = hashlib.sha256(text.encode() + msgspec.json.encode(added)).hexdigest()
     templates, images = _templates(directory, config), _images(directory, codec)
     try:
-        return ChatRenderer(
+        make = partial(plugins.load("renderer", "package"), package=package) if package else ChatRenderer
+        return make(
             codec,
             templates,
             special_tokens=special,

@@ -59,7 +59,9 @@ class TaskSource:
         self.config = load_config(GrpoConfig, Path(args.openforgerl_config), ())
         self.tasks = choose_tasks(self.config)
         self.renderer = load_renderer(
-            Path(self.config.tokenizer or args.hf_checkpoint), answer_form=self.config.proxy.answer_form
+            Path(self.config.tokenizer or args.hf_checkpoint),
+            answer_form=self.config.proxy.answer_form,
+            package=self.config.proxy.prompt_package,
         )
         self._thread: RoomsThread | None = None
         self._engine: SglangEngine | None = None

@@ -57,7 +57,9 @@ class AgentLoops:
         self._sync = config.trainer.v1.trainer_mode == "sync"
         self._tasks = {task.name: task for task in choose_tasks(self._config)}
         renderer = load_renderer(
-            Path(self._config.tokenizer or self._config.engine.path), answer_form=self._config.proxy.answer_form
+            Path(self._config.tokenizer or self._config.engine.path),
+            answer_form=self._config.proxy.answer_form,
+            package=self._config.proxy.prompt_package,
         )
         self._engine = ServerEngine(
             # The plain client's method, also of the client that resumes by itself: it hides which weights sampled what.
