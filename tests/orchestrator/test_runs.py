@@ -418,7 +418,7 @@ async def test_an_attempt_whose_sandbox_lives_on_is_finished_in_it(bench: Bench)
     assert lasting.live == {} and result.refills == 0
 
 
-async def test_a_harness_that_was_never_started_in_its_sandbox_is_refilled(bench: Bench) -> None:
+async def test_a_harness_that_was_never_started_in_its_sandbox_is_made_anew_at_no_refill(bench: Bench) -> None:
     lasting = LastingSandboxes()
     bench = dataclasses.replace(bench, sandboxes=lasting, tasks=bench.tasks[:1])
     attempt = Attempt(
@@ -437,4 +437,4 @@ async def test_a_harness_that_was_never_started_in_its_sandbox_is_refilled(bench
     first, second = await bench.store.attempts()
     assert isinstance(first.outcome, Failure)
     assert (first.outcome.kind, first.outcome.origin) == ("not_started", Origin.INFRASTRUCTURE)
-    assert isinstance(second.outcome, Verdict) and result.refills == 1 and lasting.live == {}
+    assert isinstance(second.outcome, Verdict) and result.refills == 0 and lasting.live == {}

@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 
 INTERRUPTED = "interrupted"
 """Failure kind of an attempt whose process died; does not count against the refill budget."""
+OF_A_KILL = frozenset({INTERRUPTED, "not_started", "not_adopted"})
+"""Failure kinds that the death of an orchestrating process brings; the last two where an attempt's sandbox outlived it
+and could not be taken over. None counts against the refill budget: twenty kills must drop no group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +303,7 @@ def _seeded(recording: Recording, seed: int) -> Sampling:
 
 
 def _interrupted(attempt: Attempt) -> bool:
-    return isinstance(attempt.outcome, Failure) and attempt.outcome.kind == INTERRUPTED
+    return isinstance(attempt.outcome, Failure) and attempt.outcome.kind in OF_A_KILL
 
 
 def _redrawn(seed: int, redraws: int) -> int:
