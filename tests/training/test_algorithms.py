@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from openforgerl.errors import InputError
 from openforgerl.training.algorithms import group_advantages, policy_loss, token_weights
+from openforgerl.training.options import Aggregation
 from openforgerl.types import Sample
+
+from .conftest import sample
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "verl_losses.json").read_text())
 
@@ -175,3 +181,30 @@ def test_a_samples_weight_acts_inside_its_share(make_sample: Callable[..., Sampl
     assert token_weights(samples, "rollout_mean") == pytest.approx([3 / 16, 1 / 16, 1 / 4])
     with pytest.raises(InputError, match="sample s1: weight"):
         token_weights([make_sample("s1", range(9), [(1, 3)], weight=-1.0)], "token_mean")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), min_size=1, max_size=12),
+    aggregation=st.sampled_from(["token_mean", "rollout_mean", "prompt_mean"]),
+)
+def test_no_share_outweighs_another_however_many_rows_it_has(
+    rows: list[tuple[int, int]], aggregation: Aggregation
+) -> None:
+    """Rows of six rollouts in two groups: all weight is given out, and every share that trains gets the same."""
+    samples = [
+        sample(f"s{n}", range(9), [(1, 1 + tokens)] if tokens else [], rollout=f"r{number}", group=f"g{number // 3}")
+        for n, (number, tokens) in enumerate(rows)
+    ]
+    shares: dict[str, float] = defaultdict(float)
+    for one, weight in zip(samples, token_weights(samples, aggregation), strict=True):
+        if one.trained_tokens:
+            key = {"token_mean": one.sample_id, "rollout_mean": one.rollout_id, "prompt_mean": one.group_id}[
+                aggregation
+            ]
+            shares[key] += weight * one.trained_tokens
+    if not shares:
+        return
+    assert math.fsum(shares.values()) == pytest.approx(1.0)
+    if aggregation != "token_mean":
+        assert list(shares.values()) == pytest.approx([1 / len(shares)] * len(shares))
