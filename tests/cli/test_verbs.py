@@ -119,7 +119,7 @@ def test_readme_names_only_verbs_and_flags_that_exist() -> None:
         (["bogus"], "No such command 'bogus'"),
         (["run"], "Missing argument 'TASKS'"),
         (["run", "/nonexistent"], "'/nonexistent' does not exist"),
-        (["run", TASK], "--engine torch:DIR, scripted:FILE, relay:openai:URL"),
+        (["run", TASK], "--engine torch:DIR, vllm:URL[,URL], sglang:URL"),
         (["run", TASK, "--engine", "scripted"], "KIND:PATH"),
         (["run", TASK, "--engine", "scripted:x"], "--tokenizer DIR"),
         (["eval", TASK, "--attempts", "0"], "--attempts"),
