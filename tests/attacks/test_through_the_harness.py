@@ -54,7 +54,7 @@ def write_task(root: Path) -> Path:
     return task
 
 
-def run_program(root: Path, script: str, backend: str) -> dict[str, Any]:
+def run_program(root: Path, script: str, backend: str, *extra: str) -> dict[str, Any]:
     """One attempt of a program as the agent; the report of its outcome from `openforgerl eval`."""
     write_tiny_model(root / "tiny")
     (root / "script.json").write_text('{"answers": [{"text": "hi", "times": 0}]}')
@@ -82,7 +82,7 @@ def run_program(root: Path, script: str, backend: str) -> dict[str, Any]:
     openforgerl = Path(sys.executable).with_name("openforgerl")
     command = [openforgerl, "eval", write_task(root), "--engine", f"scripted:{root / 'script.json'}"]
     command += ["--tokenizer", root / "tiny", "--attempts", "1", "--run", root / "run", "-c", config]
-    command += ["--sandbox", backend]
+    command += ["--sandbox", backend, *(word for setting in extra for word in ("-s", setting))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((root / "run" / "eval.json").read_text())

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -28,21 +26,6 @@ SETTINGS = (
     *("engine.threads=1", "run.concurrency=4", "limits.memory_mb=512"),
     *("sandbox.kubernetes.image=base:1", "sandbox.kubernetes.grace=1"),
 )
-
-
-@pytest.fixture
-def kubeconfig(tmp_path: Path) -> Generator[Path]:
-    """Of a fake cluster in a process of its own, twenty times as fast as a real one."""
-    path = tmp_path / "kubeconfig"
-    words = [OPENFORGERL, "testing", "fake-kubernetes", "--kubeconfig", str(path), "--namespace", "rollouts"]
-    server = subprocess.Popen([*words, "--speed", "20"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None and server.stdout.readline().startswith("Fake Kubernetes at")
-        yield path
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
-        server.stdout.close()
 
 
 async def leftovers(kubeconfig: Path) -> list[str]:
@@ -66,12 +49,12 @@ async def attempts(folder: Path) -> list[Attempt]:
 
 @pytest.mark.sandbox
 @pytest.mark.timeout(600)
-def test_the_demo_runs_unchanged_in_pods(kubeconfig: Path, tmp_path: Path) -> None:
+def test_the_demo_runs_unchanged_in_pods(served: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = [word for setting in SETTINGS for word in ("-s", setting)]
     words = [OPENFORGERL, "demo", "--harness", "react", "--sandbox", "kubernetes", "--run", str(folder), *settings]
     begun = time.monotonic()
-    environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "KUBECONFIG": str(served), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     print(f"\n{time.monotonic() - begun:.0f} s")
@@ -82,4 +65,4 @@ def test_the_demo_runs_unchanged_in_pods(kubeconfig: Path, tmp_path: Path) -> No
     assert len(graded) >= 8  # teacher, validation, three measurements, a group
     assert {attempt.sandbox["backend"] for attempt in graded} == {"kubernetes"}
     assert len({json.dumps(attempt.sandbox["namespaces"]) for attempt in graded}) == len(graded)  # a pod each
-    assert asyncio.run(leftovers(kubeconfig)) == []
+    assert asyncio.run(leftovers(served)) == []
