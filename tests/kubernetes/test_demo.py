@@ -64,5 +64,5 @@ def test_the_demo_runs_unchanged_in_pods(served: Path, tmp_path: Path) -> None:
     graded = [attempt for attempt in found if isinstance(attempt.outcome, Verdict)]
     assert len(graded) >= 8  # teacher, validation, three measurements, a group
     assert {attempt.sandbox["backend"] for attempt in graded} == {"kubernetes"}
-    assert len({json.dumps(attempt.sandbox["namespaces"]) for attempt in graded}) == len(graded)  # a pod each
+    assert len({attempt.sandbox["pod"] for attempt in graded}) == len(graded)  # a pod each
     assert asyncio.run(leftovers(served)) == []
