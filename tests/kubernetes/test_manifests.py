@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from openforgerl.errors import InputError
+from openforgerl.sandboxes.images import REPOSITORY
 from openforgerl.sandboxes.kubernetes import manifests, names
 from openforgerl.sandboxes.kubernetes.manifests import Boarding
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions, Toleration
 from openforgerl.types import Layer, SandboxLimits, SandboxSpec
 
+BUILT = f"{REPOSITORY}/task:abc"
 OWNER = {"metadata": {"name": "ofrl-run-1", "uid": "1-2-3"}}
 OPTIONS = KubernetesOptions(image="registry.example/base@sha256:aa", layers="present")
 
@@ -132,12 +134,13 @@ def test_placement() -> None:
         user_namespaces=True,
     )
     spec = make(options)["spec"]
-    assert spec["nodeSelector"] == {"pool": "agents"}
+    assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64", "pool": "agents"}
     assert (spec["runtimeClassName"], spec["priorityClassName"], spec["hostUsers"]) == ("gvisor", "low", False)
     assert spec["imagePullSecrets"] == [{"name": "s"}]
     assert spec["tolerations"][-1] == {"key": "agents", "operator": "Exists", "effect": "NoSchedule"}
     plain = make()["spec"]
-    assert not {"nodeSelector", "runtimeClassName", "priorityClassName", "hostUsers", "imagePullSecrets"} & set(plain)
+    assert plain["nodeSelector"] == {"kubernetes.io/arch": "amd64"}  # our system-call filter is of one machine
+    assert not {"runtimeClassName", "priorityClassName", "hostUsers", "imagePullSecrets"} & set(plain)
 
 
 def test_the_bundle_is_our_init_and_python_imports_it(tmp_path: Path) -> None:
@@ -159,3 +162,23 @@ def test_the_run_object_and_its_lease() -> None:
     lease = manifests.lease("run-1", "me", 60, OWNER, 0.0)
     assert lease["spec"]["renewTime"] == "1970-01-01T00:00:00.000000Z"
     assert lease["metadata"]["ownerReferences"][0]["uid"] == "1-2-3"
+
+
+def test_a_tasks_own_image_is_where_it_was_pushed() -> None:
+    options = KubernetesOptions(image="base:1", layers="present", registry="registry.example/team/")
+    images = {name: make(options, image=name)["spec"]["containers"][0]["image"] for name in ("", "python:3", BUILT)}
+    assert images == {"": "base:1", "python:3": "python:3", BUILT: "registry.example/team/task:abc"}
+    assert make(OPTIONS, image=BUILT)["spec"]["containers"][0]["image"] == BUILT
+
+
+def test_every_node_pulls_what_is_asked() -> None:
+    options = KubernetesOptions(
+        node_selector={"pool": "agents"}, pull_secrets=("s",), tolerations=(Toleration(key="a"),)
+    )
+    made = manifests.prepull(["base:1", "pi:1"], options)
+    spec = made["spec"]["template"]["spec"]
+    assert [container["image"] for container in spec["containers"]] == ["base:1", "pi:1"]
+    assert made["spec"]["selector"]["matchLabels"].items() <= made["spec"]["template"]["metadata"]["labels"].items()
+    assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64", "pool": "agents"}
+    assert spec["tolerations"] == [{"key": "a", "operator": "Equal"}]
+    assert spec["securityContext"]["runAsNonRoot"] is True

@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 
 import click
+import msgspec
 
 from openforgerl.config import load_config
 from openforgerl.config.schema import RoomsConfig
-from openforgerl.errors import InputError
+from openforgerl.errors import ConfigError, InputError
 from openforgerl.sandboxes.container_engine import Engine, find_engine
 from openforgerl.sandboxes.container_options import ContainerOptions
 from openforgerl.sandboxes.images import (
@@ -20,6 +21,7 @@ from openforgerl.sandboxes.images import (
     present,
     task_reference,
 )
+from openforgerl.sandboxes.kubernetes.manifests import prepull as daemon_set
 from openforgerl.tasks import needs_image, read_tasks
 from openforgerl.types import Task
 
@@ -85,6 +87,24 @@ def push(registry: str, tasks: Path | None, config: Path | None, settings: tuple
             click.echo(await _pushed(engine, reference, registry))
 
     asyncio.run(work())
+
+
+@images.command()
+@click.argument("references", nargs=-1, metavar="IMAGE...")
+@_config
+@_settings
+def prepull(references: tuple[str, ...], config: Path | None, settings: tuple[str, ...]) -> None:
+    """Print a Kubernetes DaemonSet that has every node pull the IMAGEs before a run does: `| kubectl apply -f -`.
+
+    Without IMAGE: sandbox.kubernetes.image and its layer images. Nodes keep them until the DaemonSet is deleted.
+    """
+    options = load_config(RoomsConfig, config, settings).sandbox.kubernetes
+    chosen = references or tuple(
+        dict.fromkeys(image for image in (options.image, *options.layer_images.values()) if image)
+    )
+    if not chosen:
+        raise ConfigError("name images, or set sandbox.kubernetes.image")
+    click.echo(msgspec.json.format(msgspec.json.encode(daemon_set(chosen, options))).decode())
 
 
 async def _pushed(engine: Engine, reference: str, registry: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from openforgerl.errors import InputError
+from openforgerl.sandboxes.images import REPOSITORY
 from openforgerl.sandboxes.kubernetes import names
 from openforgerl.sandboxes.kubernetes.classification import CONTAINER
 from openforgerl.sandboxes.kubernetes.cluster import Object
@@ -65,13 +66,7 @@ def pod(spec: SandboxSpec, options: KubernetesOptions, boarding: Boarding, owner
         # Everything is reached by address. An agent's resolver would be a way out where no NetworkPolicy is enforced.
         "dnsPolicy": "None",
         "dnsConfig": {"nameservers": ["127.0.0.1"]},
-        "securityContext": {
-            "runAsUser": AGENT_UID,
-            "runAsGroup": AGENT_UID,
-            "runAsNonRoot": True,
-            "fsGroup": AGENT_UID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _as_the_agent(),
         "tolerations": _tolerations(options),
         "containers": [container],
         "volumes": volumes,
@@ -137,8 +132,48 @@ def init_bundle() -> bytes:
 
 
 def image_of(spec: SandboxSpec, options: KubernetesOptions) -> str:
-    """The task's own image, below the registry where it was pushed; else the configured one."""
-    return f"{options.registry}{spec.image}" if spec.image else options.image
+    """The task's own image, where `openforgerl images push` sent it if we built it; else the configured one."""
+    if not spec.image:
+        return options.image
+    ours = spec.image.startswith(REPOSITORY + "/") and options.registry
+    return f"{options.registry.rstrip('/')}/{spec.image.removeprefix(REPOSITORY + '/')}" if ours else spec.image
+
+
+def prepull(images: Sequence[str], options: KubernetesOptions) -> Object:
+    """A DaemonSet that has every node pull `images` (each needs /bin/sh), and keeps them from being collected."""
+    labels = {names.APP_LABEL: names.APP, names.PART_LABEL: "prepull"}
+    shared: Object = {
+        "imagePullPolicy": options.pull_policy,
+        "securityContext": _locked_down(),
+        "resources": {"requests": {"cpu": "1m", "memory": "8Mi"}, "limits": {"memory": "16Mi"}},
+    }
+    containers = [
+        {
+            "name": f"image-{number}",
+            "image": image,
+            "command": ["/bin/sh", "-c", "while :; do sleep 3600; done"],
+            **shared,
+        }
+        for number, image in enumerate(images)
+    ]
+    spec: Object = {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": _as_the_agent(),
+        "tolerations": _tolerations(options)[2:],
+        "containers": containers,
+    }
+    placed = _placement(options)
+    spec |= {name: placed[name] for name in ("nodeSelector", "imagePullSecrets", "priorityClassName") if name in placed}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "openforgerl-prepull", "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
 
 
 def check(spec: SandboxSpec, options: KubernetesOptions) -> None:
@@ -214,6 +249,16 @@ def _resources(spec: SandboxSpec, options: KubernetesOptions) -> Object:
     fixed = {"memory": memory, "ephemeral-storage": f"{disk}Mi"}
     limits = fixed | ({"cpu": options.cpu_limit} if options.cpu_limit else {})
     return {"requests": {"cpu": options.cpu_request, **fixed}, "limits": limits}
+
+
+def _as_the_agent() -> Object:
+    return {
+        "runAsUser": AGENT_UID,
+        "runAsGroup": AGENT_UID,
+        "runAsNonRoot": True,
+        "fsGroup": AGENT_UID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def _locked_down() -> Object:

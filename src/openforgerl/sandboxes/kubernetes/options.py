@@ -34,8 +34,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     image: str = ""
     """Image of a sandbox, by digest where possible. It needs /bin/sh, and a Python 3.9 or later at `python`."""
     registry: str = ""
-    """Put before the image of a task that has its own: where `openforgerl images push` sent it, with a slash at the
-    end."""
+    """Where `openforgerl images push` sent the images of tasks that we built (host/path)."""
     python: str = "/usr/bin/python3"
     """The interpreter that runs our init in the pod."""
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
