@@ -35,7 +35,7 @@ def test_a_bad_spec_says_what_is_accepted(spec: str) -> None:
 
 
 def test_unknown_kinds_and_missing_paths(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown engine 'vacuum'; known: relay, scripted, torch"):
+    with pytest.raises(ConfigError, match="unknown engine 'vacuum'; known: relay, scripted, sglang, torch, vllm"):
         open_engine("vacuum:x", ByteRenderer())
     with pytest.raises(ConfigError, match=r"engine\.path is empty"):
         open_engine(None, ByteRenderer())
