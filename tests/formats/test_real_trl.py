@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("trl", reason="pip install trl==1.16.0, with datasets and accelerate")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("default"),  # other people's code
@@ -16,6 +15,7 @@ pytestmark = [
 
 
 def test_trl_trains_on_the_tokens_that_the_file_says(tmp_path: Path, records: Any, tiny: Path) -> None:
+    pytest.importorskip("trl", reason="pip install trl==1.16.0, with datasets and accelerate")
     import torch  # noqa: PLC0415  (slow to import)
     from datasets import load_dataset  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
