@@ -82,12 +82,7 @@ def _harnesses() -> Iterator[Check]:
         try:
             found = inspect(name, default_cache())
         except InputError as error:
-            yield Check(
-                check=f"harness {name}",
-                ok=False,
-                detail=str(error).partition(";")[0],
-                fix=f"openforgerl harness install {name}",
-                required=False,
-            )
+            what, _, fix = str(error).partition("; ")
+            yield Check(check=f"harness {name}", ok=False, detail=what, fix=fix.removeprefix("run: "), required=False)
         else:
             yield Check(check=f"harness {name}", ok=True, detail=f"{version}, {found.runtime}")
