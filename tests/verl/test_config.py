@@ -52,6 +52,18 @@ def test_grpo_prints_the_command_and_verls_whole_config(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_the_recipe_is_taken_by_verl(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    words = ["grpo", str(root / "src/openforgerl/demo/tasks"), "-c", str(root / "recipes/claw.toml")]
+    words += ["--model", str(root / "src/openforgerl/demo/base"), "--trainer", "verl", "--run", str(tmp_path / "run")]
+    code, output = dry_run(*words)
+    assert code == 0, output
+    resolved = yaml.safe_load(output.partition("\n")[2])
+    actor, rollout = resolved["actor_rollout_ref"]["actor"], resolved["actor_rollout_ref"]["rollout"]
+    assert (resolved["data"]["train_batch_size"], rollout["n"], rollout["name"]) == (8, 8, "vllm")
+    assert (actor["optim"]["lr"], actor["use_kl_loss"], actor["kl_loss_coef"]) == (1e-6, True, 0.001)
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
