@@ -127,7 +127,8 @@ async def test_an_oom_of_a_child_is_seen_from_inside(fake: FakeCluster, backend:
     """On cgroup v1 the pod goes on, and says OOMKilled with exit code 0 when it ends much later."""
     found = cgroups.detect()
     if found is None or found.memory is None:
-        pytest.fail("this test needs a cgroup with a memory controller")
+        without = pytest.fail if os.geteuid() == 0 else pytest.skip
+        without("no cgroup with a memory controller is writable here")
     spec = SandboxSpec(run_id="run-1", limits=SandboxLimits(memory_mb=64))
     async with backend(image="system:1") as sandboxes, sandboxes.create(spec, "t-r0-a1") as sandbox:
         eater = ["/usr/bin/python3", "-c", "x = bytearray(400 << 20); print(len(x))"]
