@@ -328,7 +328,9 @@ class Init:
         alive = processes()
         if sum(item.rss for item in alive.values()) > most:
             self.overrun()
-            os.kill(max(alive.values(), key=lambda item: item.rss).pid, signal.SIGKILL)
+            largest = max(alive.values(), key=lambda item: item.rss)
+            with contextlib.suppress(ProcessLookupError):  # its parent may have reaped it since
+                os.kill(largest.pid, signal.SIGKILL)
 
     def overrun(self) -> None:
         for job in self.jobs.values():
