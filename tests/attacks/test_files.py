@@ -6,9 +6,10 @@ import asyncio
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from openforgerl.errors import InputError
+from openforgerl.errors import InputError, StageError
 from openforgerl.sandboxes.guards import Guards
 
 
@@ -32,6 +33,17 @@ async def test_an_export_is_plain_data(cell, tmp_path):
     assert (tmp_path / "out/workspace/out/hard").stat().st_nlink == 1
     below = "/workspace/out/"
     assert set(skipped) == {below + "folder", below + "link", below + "pipe", below + "socket", "/workspace/way/secret"}
+
+
+async def test_names_that_are_no_text_can_be_recorded(cell, tmp_path):
+    """What init says of them becomes the evidence of a verdict: were it no text, committing it would end the run."""
+    async with cell() as inside:
+        assert (await inside.attack("deep_names.py")).code == 0
+        with pytest.raises(StageError) as refused:
+            await inside.sandbox.export(["/workspace"], tmp_path / "out", limit=1 << 20)
+    assert refused.value.kind == "too_large" and "deeper than" in refused.value.message
+    assert "\\udcff" in refused.value.message  # the name, in a form that any record takes
+    msgspec.json.encode(refused.value.failure())
 
 
 async def test_without_the_guard_links_lead_out_and_modes_stay(cell, tmp_path):

@@ -266,7 +266,8 @@ def _pack(header: Header, payload: bytes) -> bytes:
 
 def _refusal(header: Header) -> Exception:
     """The error that an answer carries. A `limit` is the agent's doing: it wrote what is too large."""
-    kind, message = header.get("kind"), str(header["error"])
+    # An agent's file names need be no text, and what is said here ends in records that take nothing else.
+    kind, message = header.get("kind"), str(header["error"]).encode("utf-8", "backslashreplace").decode()
     if kind == "limit":
         return StageError(Stage.VERIFY, "too_large", message, origin=Origin.POLICY, retryable=False)
     if kind == "missing":
