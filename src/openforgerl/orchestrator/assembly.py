@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import platform
 import secrets
@@ -22,7 +23,7 @@ import msgspec
 
 from openforgerl import __version__, plugins
 from openforgerl.config import RoomsConfig, resolved_json
-from openforgerl.errors import ConfigError, InputError
+from openforgerl.errors import ConfigError, InputError, OpenForgeError
 from openforgerl.harnesses.options import HarnessOptions
 from openforgerl.orchestrator.environments import WITH_IMAGES, environment_of
 from openforgerl.orchestrator.options import RunOptions
@@ -35,6 +36,8 @@ from openforgerl.rollout import Rooms
 from openforgerl.sandboxes.bubblewrap import find_bwrap
 from openforgerl.store import CallStore, Database, RunStore
 from openforgerl.types import Attempt, Rollout, SandboxSpec, Task
+
+log = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 CARRY = "carry"
@@ -236,6 +239,12 @@ async def open_house(
         )
         await orchestrator.reconcile(folder.run_id)
         yield House(engine, renderer, proxy, orchestrator)
+        try:
+            await sandboxes.reap(folder.run_id)  # what an attempt could not remove
+        except (
+            OpenForgeError
+        ) as error:  # the results are there; what is left is said, and tried again by the next start
+            log.error("sandboxes of this run are left behind: %s", error)
 
 
 async def _earlier_port(folder: RunFolder, host: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -38,6 +39,8 @@ from openforgerl.types import (
     Task,
     Verdict,
 )
+
+log = logging.getLogger(__name__)
 
 OURS = 120.0
 """Seconds that our own work in a stage may take, on a busy machine; past them it has stalled."""
@@ -85,6 +88,8 @@ class AttemptWork:
     harness: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     provenance: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     timings: dict[str, float] = field(default_factory=dict[str, float])
+    left_behind: list[str] = field(default_factory=list[str])
+    """What could not be undone at the end."""
     at: Stage = Stage.SESSION
     """The stage reached."""
 
@@ -100,11 +105,23 @@ class AttemptWork:
         finally:
             self.timings[stage.value] = self.timings.get(stage.value, 0.0) + time.monotonic() - started
 
+    @asynccontextmanager
+    async def leaving(self, stage: Stage) -> AsyncGenerator[None]:
+        """Something is undone at the attempt's end. An error is recorded and logged, and changes no outcome: the
+        outcome was settled before, and one attempt's remains must not end the run."""
+        try:
+            with boundary(stage):
+                async with _limited(stage, "stalled", OURS):
+                    yield
+        except StageError as error:
+            log.error("%s: leaving %s: %s", self.attempt.attempt_id, stage, error.message)
+            self.left_behind.append(f"{stage}: {error.message}"[:2000])
+
     def gathered(self) -> Attempt:
         """The attempt with everything gathered so far."""
         return msgspec.structs.replace(
             self.attempt,
-            sandbox=self.sandbox,
+            sandbox=self.sandbox | ({"left_behind": list(self.left_behind)} if self.left_behind else {}),
             harness=self.harness,
             provenance=self.provenance,
             timings={name: round(seconds, 4) for name, seconds in self.timings.items()},
@@ -138,8 +155,7 @@ async def execute(work: AttemptWork, rooms: Rooms) -> Outcome:
         async with work.stage(Stage.RUN, _timeout(work, rooms) + OURS):
             exit = await _run(work, rooms, sandbox, plan)
         async with work.stage(Stage.SEAL, OURS):
-            await rooms.sessions.seal(work.attempt.attempt_id)
-            work.calls = await rooms.sessions.calls(work.attempt.attempt_id)
+            await _sealed(work, rooms)
         async with work.stage(Stage.KILL, OURS):
             await sandbox.kill_agent()
         async with work.stage(Stage.RUN):
@@ -193,19 +209,34 @@ async def _session(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[OpenedSess
         yield session
     finally:
         # Shielded: a cancelled attempt must not leave a live key behind.
-        session_id = work.attempt.attempt_id
-        await asyncio.shield(rooms.sessions.seal(session_id))
-        if not work.calls:
-            work.calls = await asyncio.shield(rooms.sessions.calls(session_id))
+        async with work.leaving(Stage.SEAL):
+            await asyncio.shield(_sealed(work, rooms))
+
+
+async def _sealed(work: AttemptWork, rooms: Rooms) -> None:
+    await rooms.sessions.seal(work.attempt.attempt_id)
+    if not work.calls:
+        work.calls = await rooms.sessions.calls(work.attempt.attempt_id)
 
 
 @asynccontextmanager
 async def _sandbox(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[Sandbox]:
     spec = rooms.spec(work.task)
     spec = msgspec.structs.replace(spec, layers=(*spec.layers, *_harness(work, rooms).layers()))
-    async with _created(work, rooms, spec) as sandbox:
+    async with _removed(work, _created(work, rooms, spec)) as sandbox:
         work.sandbox = {"ref": msgspec.to_builtins(sandbox.ref), **sandbox.report}
         yield sandbox
+
+
+@asynccontextmanager
+async def _removed(work: AttemptWork, creation: AbstractAsyncContextManager[Sandbox]) -> AsyncGenerator[Sandbox]:
+    """The sandbox of `creation`, whose removal changes no outcome: what stays of it is the reaper's."""
+    sandbox = await creation.__aenter__()
+    try:
+        yield sandbox
+    finally:
+        async with work.leaving(Stage.SANDBOX):
+            await creation.__aexit__(None, None, None)
 
 
 def _created(work: AttemptWork, rooms: Rooms, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
@@ -309,10 +340,12 @@ async def _grade(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, ending: str)
                 raise
             # What the policy left cannot be carried to a verifier. Discarding it would let it choose not to be graded.
             return _lowest(task, "limit:state", export=error.message)
+        work.sandbox |= sandbox.report  # what an export could not carry
         files = {path: str(carried / path.lstrip("/")) for path in paths if (carried / path.lstrip("/")).exists()}
         # Nothing of the agent's surroundings but the declared files: no network, no variables, fresh directories.
         fresh_spec = msgspec.structs.replace(spec, files=files, endpoint=None, env={}, scratch=rooms.verifier.scratch)
-        async with rooms.sandboxes.create(fresh_spec, f"{work.attempt.attempt_id}-verify") as fresh:
+        creation = rooms.sandboxes.create(fresh_spec, f"{work.attempt.attempt_id}-verify")
+        async with _removed(work, creation) as fresh:
             verdict = await rooms.verifier.verify(task, fresh, build(work.attempt.attempt_id, work.calls))
     return msgspec.structs.replace(verdict, ending=ending)
 
