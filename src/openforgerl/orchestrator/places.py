@@ -7,8 +7,8 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from openforgerl.orchestrator.options import RunOptions
@@ -70,6 +70,15 @@ class Places:
             raise
         try:
             yield self.clock() - began
+        finally:
+            self._leave(harness)
+
+    @contextmanager
+    def held(self, harness: str) -> Generator[None]:
+        """The place of an attempt that is at work already: it is counted, whatever the limits, and waits for none."""
+        self._taken[harness] += 1
+        try:
+            yield
         finally:
             self._leave(harness)
 

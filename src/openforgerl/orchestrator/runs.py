@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from openforgerl.errors import OpenForgeError
+from openforgerl.errors import InputError, OpenForgeError
 from openforgerl.orchestrator.options import RunOptions
 from openforgerl.orchestrator.places import Order, Places
 from openforgerl.protocols import AdoptingSandboxes
@@ -148,6 +149,8 @@ class Orchestrator:
         else:
             reaped = await sandboxes.reap(run_id)
         for attempt in unfinished:
+            with contextlib.suppress(InputError):  # it may have died before its session was opened
+                await self.rooms.sessions.seal(attempt.attempt_id)
             failure = Failure(
                 stage=Stage.RUN,
                 kind=INTERRUPTED,
@@ -177,10 +180,11 @@ class Orchestrator:
             await self._drain()
             raise
         finally:
+            self.places.pause()  # what leaves its place now must give it to nobody
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            self.places.resume()  # only now: those who waited would have been given places
+            self.places.resume()
 
     async def _drain(self) -> None:
         """Start nothing more and wait until nothing is in flight, `drain_seconds` at most."""
@@ -214,8 +218,9 @@ class Orchestrator:
         number = redraws = 0
         for attempt in earlier:
             if attempt.outcome is None:
-                async with self.places.place(rollout.harness, order) as waited:
-                    attempt = await self._finish(attempt, rollout, recording, waited)
+                with self.places.held(rollout.harness):
+                    attempt = await self._finish(attempt, rollout, recording, waited=0.0)
+                    self._watch(attempt)
                 self.on_attempt(rollout, attempt)
             number = attempt.number + 1
             if not self._again(attempt, budget):
