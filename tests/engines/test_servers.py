@@ -202,6 +202,18 @@ async def test_a_deadline_and_a_client_that_leaves_end_the_generation() -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_a_deadline_strikes_the_server_and_not_the_reader() -> None:
+    """A reader that is busy with a chunk has the task: what is cancelled then would be the reader's own work."""
+    async with engine(FakeServer(delay_s=0.05)) as opened:
+        chunks: list[Chunk] = []
+        async for chunk in opened.generate(
+            Prompt(ids=PROMPT), Sampling(max_tokens=50), affinity="s", deadline=time.time() + 0.2
+        ):
+            chunks.append(chunk)
+            await asyncio.sleep(0.4)  # past the deadline, in the first chunk
+    assert [chunk.finish for chunk in chunks] == [None, FinishReason.ABORTED]
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS[:2])
 async def test_new_weights_answer_and_old_ones_never_do(flavour: Flavour, tmp_path: Path) -> None:
     servers = [FakeServer(flavour=flavour), FakeServer(flavour=flavour)]

@@ -103,15 +103,24 @@ class ServerEngine:
             raise EngineError(f"images cannot be sent to {self.api.name} as ids yet", status=400)
         if not prompt.ids or left < 1:
             raise EngineError(f"{len(prompt.ids)} prompt tokens do not fit a context of {self._context}", status=400)
-        until = asyncio.timeout(None if deadline is None else max(0.0, deadline - time.time()))
-        try:
-            async with until, aclosing(self._sampled(prompt.ids, sampling, left, affinity)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except TimeoutError:
-            if not until.expired():
-                raise
-            yield Chunk(ids=(), logprobs=None, weights_version=self.weights_version, finish=FinishReason.ABORTED)
+        async with aclosing(self._sampled(prompt.ids, sampling, left, affinity)) as chunks:
+            # Around each wait, not around the loop: it must never strike the reader, who has the task between chunks.
+            late = Chunk(ids=(), logprobs=None, weights_version=self.weights_version, finish=FinishReason.ABORTED)
+            while True:
+                left_s = None if deadline is None else deadline - time.time()
+                until = asyncio.timeout(left_s)
+                try:
+                    async with until:
+                        chunk = late if left_s is not None and left_s <= 0 else await anext(chunks, None)
+                except TimeoutError:
+                    if not until.expired():
+                        raise
+                    chunk = late
+                if chunk is None:
+                    return
+                yield chunk
+                if chunk.finish is not None:
+                    return
 
     async def _sampled(
         self, prompt: tuple[int, ...], sampling: Sampling, most: int, session: str
