@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -57,11 +57,14 @@ class Host:
 
 
 @asynccontextmanager
-async def dialling(host: Host, **settings: object) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Our init as PID 1 of a namespace of its own, in this machine's network."""
+async def dialling(
+    host: Host, *, before: Sequence[str] = (), **settings: object
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Our init as PID 1 of a namespace of its own, in this machine's network. `before`: words before its command."""
     port = await host.start()
     runtime = await asyncio.to_thread(build_runtime, cache_directory())
-    words = [str(find_bwrap(None)), "--unshare-user", "--unshare-pid", "--uid", "1000", "--gid", "1000", "--as-pid-1"]
+    words = [*before, str(find_bwrap(None)), "--unshare-user", "--unshare-pid", "--as-pid-1"]
+    words += ["--uid", "1000", "--gid", "1000"]
     words += ["--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"]
     words += ["--symlink", "usr/bin", "/bin", "--ro-bind", str(runtime.path), INIT_HOME, "--proc", "/proc"]
     words += ["--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/workspace", "--tmpfs", "/home/agent"]
@@ -112,6 +115,34 @@ async def test_it_shows_its_credential_and_hides_it_from_programs() -> None:
         answer, output = await channel.call("exec", program(look))
         assert (answer["code"], output.split()) == (0, [b"0", b"2"])  # PATH, and the shell's own PWD
         assert channel.hello is not None and len(channel.hello.namespaces) == 7
+        await channel.close()
+
+
+async def test_a_program_that_is_being_started_shows_nothing_of_init() -> None:
+    """Between fork and exec it still has init's memory and environment, hence the credential, and no filter yet."""
+    attack = Path(__file__).parents[1] / "attacks/programs/read_newborns.py"
+    host = Host()
+    async with dialling(host):
+        channel = await begun(host)
+        await channel.call("write", {"path": "/tmp/attack.py", "offset": 0, "mode": 0o644}, attack.read_bytes())
+        words = ["/usr/bin/python3", "/tmp/attack.py", TOKEN, "/tmp/stop"]
+        spy = asyncio.create_task(channel.call("exec", {**program("", timeout=120.0), "argv": words}))
+        for _ in range(300):
+            await channel.call("exec", {**program(""), "argv": ["true"]})
+        await channel.call("exec", program("touch /tmp/stop"))
+        answer, output = await spy
+        assert (answer["code"], output) == (0, b"\n")
+        await channel.close()
+
+
+@pytest.mark.parametrize(("own", "programs"), [(0, 900), (950, 950)])
+async def test_init_is_killed_last_for_want_of_memory(own: int, programs: int) -> None:
+    """A score above 900 is what a kubelet gives a pod of little memory, and nobody inside may lower it."""
+    host = Host()
+    async with dialling(host, before=["sh", "-c", f'echo {own} > /proc/self/oom_score_adj; exec "$@"', "sh"]):
+        channel = await begun(host)
+        _, output = await channel.call("exec", program("cat /proc/self/oom_score_adj /proc/1/oom_score_adj"))
+        assert output == f"{programs}\n{own}\n".encode()
         await channel.close()
 
 

@@ -31,10 +31,11 @@ import time
 from .arrival import Dial, Over, connected, inherited, settings_of
 from .files import Export, Files
 from .frames import CHUNK, Control, Header, Refused
-from .memory import OomCounter
-from .processes import PR_SET_DUMPABLE, Job, Process, processes, signal_all
+from .memory import OomCounter, OomScore
+from .processes import Job, Process, processes, signal_all
 from .relay import Relay
 
+PR_SET_DUMPABLE = 4
 SEND_PATIENCE = 60.0
 """Seconds for a dialled host to take what is sent before the connection counts as lost."""
 
@@ -42,10 +43,11 @@ SEND_PATIENCE = 60.0
 class Init:
     """The command loop."""
 
-    def __init__(self, control: Control | None, woken: int, dial: Dial | None = None) -> None:
+    def __init__(self, control: Control | None, woken: int, score: OomScore, dial: Dial | None = None) -> None:
         self.control = control
         self.dial = dial
         self.woken = woken
+        self.score = score
         self.jobs: dict[int, Job] = {}
         self.kept: dict[int, tuple[Header, bytes]] = {}
         """Ends of programs that a host that may come back has not acknowledged."""
@@ -186,7 +188,7 @@ class Init:
             return
         job = Job(header, payload)
         job.oom_kills_before = self.oom_kills.count()
-        job.spawn(header, self.settings)
+        job.spawn(header, self.settings, self.score)
         self.jobs[job.pid] = job
         if job.gate != -1:
             self.say({"id": job.id, "started": job.pid})
@@ -373,15 +375,16 @@ def main() -> None:
     fd = int(sys.argv[2]) if mode == "inherit" else 2
     os.closerange(3, fd)
     os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+    score = OomScore()
     if (mode == "dial" or sys.argv[4] == "1") and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
         sys.exit("prctl(PR_SET_DUMPABLE) failed")
     if mode == "dial":
-        init = dialling(settings_of(sys.argv[2]))
+        init = dialling(settings_of(sys.argv[2]), score)
     else:
         control = Control(inherited(fd) if mode == "inherit" else connected(sys.argv[2]))
         with listening(int(sys.argv[3])) as listener:
             control.send_listener(listener)
-        init = Init(control, wake_on_child())
+        init = Init(control, wake_on_child(), score)
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2) if mode == "inherit" else (0, 1):  # an engine keeps what we say last
         os.dup2(null, number)
@@ -392,9 +395,9 @@ def main() -> None:
         os._exit(0)  # the host is gone; the kernel kills the rest of the namespace with us
 
 
-def dialling(settings: Header) -> Init:
+def dialling(settings: Header, score: OomScore) -> Init:
     """Init that reaches its host over TCP, and its proxy through a relay of our own when there is `forward`."""
-    init = Init(None, wake_on_child(), Dial(settings))
+    init = Init(None, wake_on_child(), score, Dial(settings))
     if settings.get("forward"):
         host, port = settings["forward"]
         init.relay = Relay(listening(settings["listen"]), (host, port), init.poll)

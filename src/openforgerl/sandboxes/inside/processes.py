@@ -11,8 +11,8 @@ import signal
 import time
 
 from .frames import Header
+from .memory import OomScore
 
-PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
@@ -75,7 +75,7 @@ class Job:
         self.gate = -1
         self.outputs: dict[int, bytearray] = {}
 
-    def spawn(self, header: Header, settings: Header) -> None:
+    def spawn(self, header: Header, settings: Header, score: OomScore) -> None:
         """Fork and exec; a program that cannot be executed ends as the shell says it: 127, or 126."""
         self.before = {(item.pid, item.start) for item in processes().values()}
         child_in, self.input = os.pipe()
@@ -84,7 +84,7 @@ class Job:
         child_gate, self.gate = os.pipe() if header["gate"] else (-1, -1)
         self.outputs = {out: bytearray(), err: bytearray()}
         try:
-            self.pid = os.fork()
+            self.pid = score.fork()
         except OSError:
             for fd in {child_in, self.input, out, child_out, err, child_err, child_gate, self.gate} - {-1}:
                 os.close(fd)
@@ -162,16 +162,15 @@ def restrict(code: bytes) -> None:
 
 
 def become_agent(header: Header, settings: Header) -> None:
-    """In the forked child: everything between fork and exec. Raises OSError."""
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the control socket above all: the agent may trace us from here on
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) != 0:  # else /proc/self is not ours
-        raise OSError(ctypes.get_errno(), "prctl")
+    """In the forked child: everything between fork and exec. Raises OSError.
+
+    As undumpable as init, whose memory it has, until exec makes it dumpable: nothing here may need /proc/self.
+    """
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.umask(0o022)
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("900")  # where no cgroup counts us, init goes last
     for name, value in settings["rlimits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]  # may be lower already, and cannot be raised
