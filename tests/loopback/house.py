@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from openforgerl.protocols import InferenceEngine
 from openforgerl.proxy import HttpSessions, InProcessSessions, ProxyOptions, ProxyServer, control_token
 from openforgerl.rendering import ChatRenderer
 from openforgerl.store import CallStore, Database
-from openforgerl.types import Chunk, FinishReason, Limits, ModelCall, OpenedSession, Prompt, Sampling
+from openforgerl.types import Chunk, Conversation, FinishReason, Limits, ModelCall, OpenedSession, Prompt, Sampling
 from openforgerl.wire import SseReader
 
 TOOLS = [
@@ -235,3 +236,21 @@ async def eventually(condition: Any, seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (the conditions are other objects' counters)
             await asyncio.sleep(0.005)
+
+
+class StuckRenderer:
+    """A renderer that does not come to an end with a long conversation until it is let go."""
+
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self._renderer = renderer
+        self.rendering = threading.Event()
+        self.let_go = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._renderer, name)
+
+    def render(self, conversation: Conversation, **fields: Any) -> Prompt:
+        if len(conversation.messages[0].text) > 20_000:
+            self.rendering.set()
+            assert self.let_go.wait(20)
+        return self._renderer.render(conversation, **fields)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +20,6 @@ from openforgerl.store import CallStore, Database
 from openforgerl.types import (
     CallStatus,
     Chunk,
-    Conversation,
     FinishReason,
     Limits,
     ModelCall,
@@ -31,7 +29,7 @@ from openforgerl.types import (
     ThreadRole,
 )
 
-from .house import TOOLS, Client, GatedEngine, ask, eventually, house, scripted
+from .house import TOOLS, Client, GatedEngine, StuckRenderer, ask, eventually, house, scripted
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -151,24 +149,6 @@ class RefusingRenderer:
         raise TemplateError("Only one system message, please.")
 
 
-class StuckRenderer:
-    """A renderer that does not come to an end with a long conversation until it is let go."""
-
-    def __init__(self, renderer: ChatRenderer) -> None:
-        self._renderer = renderer
-        self.rendering = threading.Event()
-        self.let_go = threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._renderer, name)
-
-    def render(self, conversation: Conversation, **fields: Any) -> Prompt:
-        if len(conversation.messages[0].text) > 20_000:
-            self.rendering.set()
-            assert self.let_go.wait(20)
-        return self._renderer.render(conversation, **fields)
-
-
 async def test_a_long_prompt_holds_up_no_other_session(tmp_path: Path, renderer: ChatRenderer) -> None:
     stuck = StuckRenderer(renderer)
     async with house(tmp_path, stuck, scripted(renderer, {"text": "a", "times": 0})) as home:
@@ -186,22 +166,6 @@ async def test_a_long_prompt_holds_up_no_other_session(tmp_path: Path, renderer:
     assert (first.index, first.role, second.index) == (0, ThreadRole.MAIN, 1)
     assert len(first.prompt.ids) > len(second.prompt.ids)
     assert second.thread != first.thread
-
-
-async def test_a_client_that_leaves_while_its_prompt_is_made_leaves_no_trace(
-    tmp_path: Path, renderer: ChatRenderer
-) -> None:
-    stuck = StuckRenderer(renderer)
-    async with house(tmp_path, stuck, scripted(renderer, {"text": "a", "times": 0})) as home:
-        client = await home.client(limits=Limits(concurrent=1))
-        asked = asyncio.create_task(client.post(ask("word " * 5000)))
-        await eventually(stuck.rendering.is_set)
-        asked.cancel()
-        await eventually(lambda: home.proxy.sessions.get("s1").in_flight == 0)
-        assert (await client.message(ask("short")))["content"] == "a"
-        stuck.let_go.set()
-        (call,) = await home.calls()
-    assert call.role is ThreadRole.MAIN
 
 
 class OddEngine(GatedEngine):
@@ -260,84 +224,6 @@ async def test_what_cannot_be_recorded_is_not_answered(tmp_path: Path, renderer:
     assert b"store_error" in body
     assert b"[DONE]" not in body
     assert b'"finish_reason":"stop"' not in body
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_cancels_its_generation(
-    tmp_path: Path, renderer: ChatRenderer, stream: bool
-) -> None:
-    engine = GatedEngine(renderer.encode("one two three<|im_end|>"))
-    async with house(tmp_path, renderer, engine) as home:
-        client = await home.client()
-        asked = asyncio.create_task(client.stream(ask()) if stream else client.post(ask()))
-        engine.allow(3)
-        await eventually(lambda: engine.sampled == 3)
-        await asyncio.sleep(0.02)  # the third is on its way
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        await eventually(lambda: engine.closed_early == 1)
-        await home.proxy.sessions.seal("s1")
-        (call,) = await home.calls()
-    assert engine.sampled == 3
-    assert (call.status, call.finish_reason, call.error) == (CallStatus.ABORTED, FinishReason.ABORTED, "client_left")
-    assert call.sampled_ids == engine.ids[:3]
-    assert call.logprobs == (-0.5,) * 3
-
-
-async def test_a_client_that_leaves_while_waiting_for_a_place_leaves_no_trace(
-    tmp_path: Path, renderer: ChatRenderer
-) -> None:
-    engine = GatedEngine(renderer.encode("a<|im_end|>"))
-    async with house(tmp_path, renderer, engine) as home:
-        client = await home.client(limits=Limits(calls=None, concurrent=1))
-        first = asyncio.create_task(client.message(ask("one")))
-        await eventually(lambda: engine.running == 1)
-        second = asyncio.create_task(client.message(ask("two")))
-        third = asyncio.create_task(client.message(ask("three")))
-        await eventually(lambda: home.proxy.sessions.get("s1").in_flight == 3)
-        assert engine.running == 1
-        second.cancel()
-        await eventually(lambda: home.proxy.sessions.get("s1").in_flight == 2)
-        engine.allow(100)
-        await asyncio.gather(first, third)
-        calls = await home.calls()
-    assert [call.conversation.messages[0].text for call in calls] == ["one", "three"]
-    assert [call.index for call in calls] == [0, 1]
-
-
-async def test_a_client_that_stops_reading_is_given_up(tmp_path: Path, renderer: ChatRenderer) -> None:
-    """It is still connected, but takes nothing: its generation must not run for ever, nor hold its place."""
-    ids = renderer.encode("word " * 50)
-    engine = GatedEngine(ids * 400, free=True)
-    engine.context_length = 10**6
-    async with house(tmp_path, renderer, engine, write_timeout_s=0.3) as home:
-        client = await home.client(sampling=Sampling(max_tokens=10**6))
-        host, port = home.proxy.data_address
-        reader, writer = await asyncio.open_connection(host, port, limit=1024)
-        body = json.dumps(ask(stream=True)).encode()
-        path = client.url.partition(f":{port}")[2]
-        writer.write(
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.session.key}\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
-        await eventually(lambda: engine.closed_early == 1, 20)
-        await home.proxy.sessions.seal("s1")
-        (call,) = await home.calls()
-        writer.close()
-        del reader
-    assert (call.status, call.error) == (CallStatus.ABORTED, "client_left")
-    assert len(call.sampled_ids) == engine.sampled < len(engine.ids)
-
-
-async def test_a_late_disconnect_changes_nothing(tmp_path: Path, renderer: ChatRenderer) -> None:
-    async with house(tmp_path, renderer, scripted(renderer, {"text": "a b"})) as home:
-        client = await home.client()
-        async for data in client.events(ask()):
-            if data != "[DONE]" and json.loads(data)["choices"][0]["finish_reason"]:
-                break  # leaves before the end mark
-        (call,) = await home.calls()
-    assert call.status is CallStatus.COMPLETE
 
 
 async def test_identical_requests_are_separate_calls(tmp_path: Path, renderer: ChatRenderer) -> None:

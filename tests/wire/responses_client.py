@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
-from openforgerl.types import Conversation, FinishReason, Message, MessageDelta, Reasoning
+from openforgerl.types import Conversation, FinishReason, Message, MessageDelta, Reasoning, Role, Text, ToolCall
 from openforgerl.wire import Answer, Head, MessageBuilder, Request, SseReader
 from openforgerl.wire.responses import ResponsesDialect
 
 DIALECT = ResponsesDialect()
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PIXEL_BYTES = 70
 HEAD = Head(call_id="0123456789abcdef", model="policy", created=1_700_000_000, handle="Ab_-9")
 
 TOOLS: list[dict[str, Any]] = [
@@ -64,6 +66,18 @@ class Remembered:
             self.thoughts[head.handle] = Reasoning(message.reasoning, head.handle)
         conversation = request.conversation
         self.answers[head.call_id] = Conversation(messages=(*conversation.messages, message), tools=conversation.tools)
+
+
+def remembering() -> Remembered:
+    """A session with one answer: call `c7` thought, spoke and called twice."""
+    memory = Remembered()
+    thought = Reasoning("my thought", "HANDLE")
+    calls = (ToolCall(id="call0", name="f", arguments="{}"), ToolCall(id="call1", name="g", arguments="oops"))
+    memory.thoughts["HANDLE"] = thought
+    question = Message(role=Role.USER, parts=(Text("hi"),))
+    answer = Message(role=Role.ASSISTANT, parts=(thought, Text("said")), tool_calls=calls)
+    memory.answers["c7"] = Conversation(messages=(question, answer))
+    return memory
 
 
 def events_of(data: bytes, cut: int | None = None) -> list[dict[str, Any]]:
