@@ -277,3 +277,76 @@ def test_a_replica_that_goes_moves_only_its_own_sessions() -> None:
     replicas.failed(gone, "again")
     now = 29.9
     assert replicas.choose(next(s for s in sessions if before[s] is gone)) is not gone  # 20 s the second time
+
+
+HOSTILE = 7
+"""An id at which the servers of these tests fail; no prompt or answer of others holds it."""
+
+
+async def ask(opened: ServerEngine, ids: tuple[int, ...], session: str) -> list[int]:
+    stream = opened.generate(Prompt(ids=ids), Sampling(max_tokens=8), affinity=session)
+    return joined([chunk async for chunk in stream])[0]
+
+
+@pytest.mark.parametrize("fails_after", [None, 0, 2])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+async def test_a_prompt_at_which_servers_fail_takes_them_from_nobody(flavour: Flavour, fails_after: int | None) -> None:
+    servers = [FakeServer(flavour=flavour, fails_at=HOSTILE, fails_after=fails_after) for _ in range(3)]
+    patient = ServersOptions(connect_s=1.0, retry_seconds=30.0, patience_s=2.0)  # one mark would be seen
+    async with engine(*servers, options=patient) as opened:
+
+        async def hostile(number: int) -> None:
+            with pytest.raises(EngineError, match=r"fails at this request: .*(CUDA|assertion)") as caught:
+                await ask(opened, (1, HOSTILE, 2), f"hostile-{number}")
+            assert caught.value.status == 500
+
+        await asyncio.gather(*(hostile(number) for number in range(9)))
+        # Each was tried twice, by two replicas: not once, not by all.
+        assert sum(len(server.bodies) for server in servers) == 18
+        for server in servers:
+            server.bodies.clear()
+        answers = await asyncio.gather(*(ask(opened, PROMPT, f"session-{number}") for number in range(12)))
+        assert answers == [continuation(PROMPT, 8)] * 12
+        assert all(server.bodies for server in servers)  # every replica still has its own sessions
+
+
+async def test_a_failure_at_one_answer_that_another_replica_does_not_have_is_not_seen() -> None:
+    servers = [FakeServer(fails_at=HOSTILE), FakeServer(fails_at=HOSTILE)]
+    async with engine(*servers) as opened:
+        await ask(opened, PROMPT, "s")
+        next(server for server in servers if not server.bodies).fails_at = None
+        assert await ask(opened, (1, HOSTILE), "s") == continuation((1, HOSTILE), 8)
+
+
+async def test_a_replica_that_fails_and_says_that_it_is_ill_is_left_alone() -> None:
+    servers = [FakeServer(fails_at=HOSTILE), FakeServer()]
+    patient = ServersOptions(connect_s=1.0, retry_seconds=30.0, patience_s=2.0)
+    async with engine(*servers, options=patient) as opened:
+        sessions = [f"session-{number}" for number in range(8)]
+        for session in sessions:
+            await ask(opened, PROMPT, session)
+        assert servers[0].bodies and servers[1].bodies
+        servers[0].health = 503
+        for session in sessions:
+            assert await ask(opened, (1, HOSTILE), session) == continuation((1, HOSTILE), 8)
+        servers[0].bodies.clear()
+        for session in sessions:
+            assert await ask(opened, PROMPT, session) == continuation(PROMPT, 8)
+        assert not servers[0].bodies
+
+
+async def test_an_answer_ended_from_outside_before_its_first_id_waits_and_marks_nobody() -> None:
+    """A weight update of somebody else's: what was waiting is ended, and comes again until it is over."""
+    servers = [FakeServer(aborts_after=0), FakeServer(aborts_after=0)]
+    async with engine(*servers) as opened:
+        asking = asyncio.create_task(ask(opened, PROMPT, "s"))
+        await asyncio.sleep(0.2)
+        for server in servers:
+            server.aborts_after = None
+        assert await asking == continuation(PROMPT, 8)
+        assert 3 <= sum(len(server.bodies) for server in servers) <= 8  # one try in 0.05 s, no busy loop
+        assert all(replica.failures == 0 for replica in opened._replicas.all)  # pyright: ignore[reportPrivateUsage]
+        for server in servers:
+            server.aborts_after = 0
+        with pytest.raises(EngineError, match="the server ended the answer: abort"):
+            await ask(opened, PROMPT, "s")

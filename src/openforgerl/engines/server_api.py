@@ -32,6 +32,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     finish: str = ""
     """The server's word for why it ended; empty while it goes on."""
     error: str = ""
+    status: int = 500
+    """HTTP status that the server would give the error."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ class ServerApi(Protocol):
 
     name: str
     generate_path: str
+    health_path: str
     logprob_fix: str
     """How to start the server so that log-probs are taken at the sampling temperature."""
 
@@ -86,6 +89,7 @@ class VllmApi:
 
     name = "vllm"
     generate_path = "/v1/completions"
+    health_path = "/health"
     logprob_fix = "--logprobs-mode processed_logprobs"
 
     def request(self, ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], scope: Scope) -> Body:
@@ -113,7 +117,7 @@ class VllmApi:
     def piece(self, event: Any, seen: int) -> Piece:
         del seen
         if "error" in event:
-            return Piece(error=_words(event["error"]))
+            return _failed(event["error"])
         try:
             if not event["choices"]:
                 return Piece()
@@ -169,6 +173,7 @@ class SglangApi:
 
     name = "sglang"
     generate_path = "/generate"
+    health_path = "/health"
     logprob_fix = "SGLANG_RETURN_ORIGINAL_LOGPROB unset"
 
     def request(self, ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], scope: Scope) -> Body:
@@ -196,7 +201,7 @@ class SglangApi:
     def piece(self, event: Any, seen: int) -> Piece:
         """Events hold the whole answer so far, or only what is new (`--incremental-streaming-output`)."""
         if "error" in event:
-            return Piece(error=_words(event["error"]))
+            return _failed(event["error"])
         try:
             meta: Mapping[str, Any] = event["meta_info"]
             rows = meta.get("output_token_logprobs") or ()
@@ -248,8 +253,10 @@ def _logprobs(ids: tuple[int, ...], values: Sequence[Any]) -> tuple[float, ...] 
     return None if any(not value > LOWEST for value in numbers) else numbers
 
 
-def _words(error: Any) -> str:
-    if isinstance(error, Mapping):
-        message = error.get("message")
-        return str(message) if message else json.dumps(error)[:500]
-    return str(error)
+def _failed(error: Any) -> Piece:
+    """An error in mid-stream: words, or a mapping with `message` and `code` (vLLM: an HTTP status)."""
+    if not isinstance(error, Mapping):
+        return Piece(error=str(error) or "an error without words")
+    code: Any = error.get("code")
+    message = str(error.get("message") or json.dumps(error)[:500])
+    return Piece(error=message, status=code if isinstance(code, int) else 500)

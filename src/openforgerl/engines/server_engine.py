@@ -26,10 +26,21 @@ from openforgerl.wire import SseReader
 
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _MOST_ERROR_BYTES = 4096
+_GONE = (502, 503, 504)
+"""What is answered for a server that cannot be reached."""
 
 
 class _Broken(Exception):
     """A replica cannot be reached, or broke off; another one can go on from the ids that are there."""
+
+
+class _Aborted(Exception):
+    """A replica ended the answer because somebody told it to: a weight update. It is well, and can go on itself."""
+
+
+class _Spoilt(Exception):
+    """A replica failed at this very answer, which says nothing of its others: a prompt that makes servers fail must
+    not take them from everybody else."""
 
 
 class ServerEngine:
@@ -95,6 +106,7 @@ class ServerEngine:
         affinity: str,
         priority: int = 0,
         deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         """Sample an answer as it comes. Raises EngineError (infrastructure) or EngineOverloaded."""
         del priority  # a server needs a flag of its own to know priorities, and refuses them without
@@ -128,11 +140,14 @@ class ServerEngine:
         """Chunks up to the one that finishes, from as many replicas as it takes."""
         sampled: list[int] = []
         tried: list[Replica] = []
+        spoilt = ""
         give_up = time.monotonic() + self._options.patience_s
         while True:
             await self._open.wait()
             replica = self._replicas.choose(session, tried)
             if replica is None:
+                if spoilt:
+                    raise EngineError(f"{self.api.name} fails at this request: {spoilt}")
                 tried = []
                 await self._pause_for_any(give_up)
                 continue
@@ -150,16 +165,37 @@ class ServerEngine:
                         if piece.ids or finish:
                             yield self._chunk(piece, sampling, version, finish)
                         if piece.finish and not finish:  # `abort`: a weight update, or somebody else's doing
-                            raise _Broken(f"the server ended the answer: {piece.finish}")
+                            raise _Aborted(f"the server ended the answer: {piece.finish}")
                         if finish:
                             self._replicas.answered(replica)
                             return
                 raise _Broken("the stream ended in mid-answer")
             except _Broken as error:
                 self._replicas.failed(replica, str(error))
-                tried.append(replica)
-                if len(sampled) > before:  # it goes on: only replicas that give nothing use up the patience
-                    give_up = time.monotonic() + self._options.patience_s
+            except _Aborted as error:
+                if len(sampled) == before:
+                    if time.monotonic() > give_up:
+                        raise EngineError(str(error), status=503) from error
+                    await asyncio.sleep(self._options.retry_seconds)
+            except _Spoilt as error:
+                await self._look_at(replica)
+                if spoilt:
+                    raise EngineError(f"{self.api.name} fails at this request: {error}") from error
+                spoilt = str(error)
+            tried.append(replica)
+            if len(sampled) > before:  # it goes on: only replicas that give nothing use up the patience
+                give_up = time.monotonic() + self._options.patience_s
+
+    async def _look_at(self, replica: Replica) -> None:
+        """Ask a replica that failed at one answer how it is; it counts as down when it is not there or says so."""
+        limit = aiohttp.ClientTimeout(total=self._options.connect_s)
+        try:
+            async with self._client().get(replica.url + self.api.health_path, timeout=limit) as answer:
+                why = f"{self.api.health_path} gave {answer.status}" if answer.status in _GONE else ""
+        except (aiohttp.ClientError, OSError) as error:
+            why = f"{self.api.health_path}: {type(error).__name__}: {error}"
+        if why:
+            self._replicas.failed(replica, why)
 
     async def _pause_for_any(self, give_up: float) -> None:
         """Wait until some replica may be asked again. EngineError when that takes too long."""
@@ -181,7 +217,7 @@ class ServerEngine:
         )
 
     async def _pieces(self, replica: Replica, body: dict[str, Any]) -> AsyncGenerator[Piece]:
-        """The events of one request. Raises _Broken; EngineError for what no other replica would answer either."""
+        """The events of one request. Raises _Broken and _Spoilt; EngineError for what none would answer."""
         seen, reader = 0, SseReader()
         replica.in_flight += 1
         try:
@@ -194,10 +230,12 @@ class ServerEngine:
                             return
                         piece = self.api.piece(json.loads(event.data), seen)
                         if piece.error:
-                            raise _Broken(piece.error)
+                            raise _Broken(piece.error) if piece.status in _GONE else _Spoilt(piece.error)
                         seen += len(piece.ids)
                         yield piece
-        except (aiohttp.ClientError, OSError, Unreadable, ValueError) as error:
+        except (Unreadable, ValueError) as error:
+            raise _Spoilt(f"{type(error).__name__}: {error}") from error
+        except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
                 raise  # the caller's deadline
             raise _Broken(f"{type(error).__name__}: {error}") from error
@@ -299,15 +337,17 @@ def _headers(options: EngineOptions) -> dict[str, str]:
 
 
 def _refused(answer: aiohttp.ClientResponse, said: bytes, name: str) -> Exception:
-    """What an answer other than 200 means: try another replica, come back later, or give up."""
+    """What an answer other than 200 means: leave this replica alone, try another, come back later, or give up."""
     text = said.decode(errors="replace").strip()[:500]
     if answer.status == 429:
         seconds = 1.0
         with contextlib.suppress(ValueError):
             seconds = float(answer.headers.get("Retry-After", "1"))
         return EngineOverloaded(f"{name} is overloaded: {text}", retry_after=seconds)
-    if answer.status in (408, 500, 502, 503, 504):
+    if answer.status in _GONE:
         return _Broken(f"HTTP {answer.status}: {text}")
+    if answer.status in (408, 500):
+        return _Spoilt(f"HTTP {answer.status}: {text}")
     return EngineError(f"{name} refuses the request: HTTP {answer.status}: {text}", status=500)
 
 

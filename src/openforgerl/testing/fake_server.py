@@ -57,6 +57,11 @@ class FakeServer:
     """The connection breaks after so many ids of every answer."""
     refuses: int = 0
     """HTTP status of every answer."""
+    fails_at: int | None = None
+    """Prompts that hold this id end in an error: of status 500, or inside the stream after `fails_after` ids."""
+    fails_after: int | None = None
+    health: int = 200
+    """Status of `/health`."""
     aborts_after: int | None = None
     delay_s: float = 0.0
     """Between two ids."""
@@ -71,6 +76,10 @@ class FakeServer:
         del request
         return web.json_response({"object": "list", "data": [{"id": "fake", "max_model_len": 64}]})
 
+    async def healthy(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(status=self.health)
+
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if self.refuses:
@@ -80,6 +89,8 @@ class FakeServer:
         if not body.get("stream"):
             return web.json_response(self._top(ids, params["temperature"]))
         self.bodies.append(body)
+        if self.fails_at in ids and self.fails_after is None:
+            return web.json_response({"error": {"message": "CUDA error"}}, status=500)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         try:
@@ -94,11 +105,18 @@ class FakeServer:
         told = params["temperature"] if self.at_temperature and params["temperature"] else 1.0
         rows: list[tuple[int, float]] = []
         known = list(ids)
+        if self.aborts_after == 0:
+            await response.write(b"data: " + json.dumps(self._event([], "abort")).encode() + b"\n\ndata: [DONE]\n\n")
+            return
         while True:
             await asyncio.sleep(self.delay_s)
             if self.dies_after == len(rows) and response.prepared:
                 assert response._req is not None and response._req.transport is not None  # pyright: ignore[reportPrivateUsage]
                 response._req.transport.abort()  # pyright: ignore[reportPrivateUsage]
+                return
+            if self.fails_at in ids and self.fails_after == len(rows):
+                error = {"error": {"message": "an assertion failed", "code": 500}}
+                await response.write(b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n")
                 return
             id = likeliest(known, self.weights)
             rows.append((id, logprob(known, id, told, self.weights)))
@@ -113,9 +131,11 @@ class FakeServer:
 
     def _event(self, rows: list[tuple[int, float]], finish: str | None) -> dict[str, Any]:
         if self.flavour == "vllm":
-            id, value = rows[-1]
-            logprobs = {"token_logprobs": [value], "tokens": ["?"], "top_logprobs": [None], "text_offset": [0]}
-            choice = {"index": 0, "text": "?", "token_ids": [id], "logprobs": logprobs, "finish_reason": finish}
+            new = rows[-1:]
+            logprobs = {"token_logprobs": [value for _, value in new], "tokens": ["?"] * len(new)}
+            logprobs |= {"top_logprobs": [None] * len(new), "text_offset": [0] * len(new)}
+            ids = [id for id, _ in new]
+            choice = {"index": 0, "text": "?", "token_ids": ids, "logprobs": logprobs, "finish_reason": finish}
             return {"id": "cmpl", "choices": [choice]}
         shown = rows[-1:] if self.flavour == "sglang-incremental" else rows
         meta = {
@@ -148,6 +168,7 @@ async def serving(server: FakeServer) -> AsyncGenerator[FakeServer]:
     """`server` listening on a free port of this machine; its `url` is set."""
     app = web.Application()
     app.router.add_get("/v1/models", server.models)
+    app.router.add_get("/health", server.healthy)
     app.router.add_post("/v1/completions" if server.flavour == "vllm" else "/generate", server.generate)
     for path in ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weights_from_disk"):
         app.router.add_post(path, server.update)
