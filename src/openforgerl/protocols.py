@@ -64,10 +64,12 @@ class InferenceEngine(Protocol):
         affinity: str,
         priority: int = 0,
         deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         """Sample an answer. `affinity` is the session id (cache routing); `deadline` in Unix seconds.
 
-        The last chunk has `finish`. Stop strings are the caller's business (it closes the iterator).
+        `images`: the bytes of every image that the prompt places, by sha256. The last chunk has `finish`. Stop
+        strings are the caller's business (it closes the iterator).
         Raises `EngineError` (infrastructure) or `EngineOverloaded`.
         """
         ...

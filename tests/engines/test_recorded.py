@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 import pytest
@@ -56,7 +56,14 @@ class Live:
         self.closed = 0
 
     async def generate(
-        self, prompt: Prompt, sampling: Sampling, *, affinity: str, priority: int = 0, deadline: float | None = None
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        affinity: str,
+        priority: int = 0,
+        deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         yield Chunk(ids=(70,), logprobs=(-1.0,), weights_version=7, finish=FinishReason.STOP)
 

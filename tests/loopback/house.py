@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +140,14 @@ class GatedEngine:
             self._permits.release()
 
     async def generate(
-        self, prompt: Prompt, sampling: Sampling, *, affinity: str, priority: int = 0, deadline: float | None = None
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        affinity: str,
+        priority: int = 0,
+        deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         whole = False
         self.running += 1

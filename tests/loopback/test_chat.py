@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -307,7 +307,14 @@ class Reloading(GatedEngine):
     """Its weights change from 3 to 4 after the second id."""
 
     async def generate(
-        self, prompt: Prompt, sampling: Sampling, *, affinity: str, priority: int = 0, deadline: float | None = None
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        affinity: str,
+        priority: int = 0,
+        deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         async for chunk in super().generate(prompt, sampling, affinity=affinity):
             yield msgspec.structs.replace(chunk, weights_version=3 if self.sampled <= 2 else 4)

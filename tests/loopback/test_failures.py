@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,14 @@ class OddEngine(GatedEngine):
         self.error = error
 
     async def generate(
-        self, prompt: Prompt, sampling: Sampling, *, affinity: str, priority: int = 0, deadline: float | None = None
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        affinity: str,
+        priority: int = 0,
+        deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         yield Chunk(ids=self.ids, logprobs=None, weights_version=0)
         if self.error is not None:

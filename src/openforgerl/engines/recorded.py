@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Protocol, cast
 
@@ -70,11 +70,14 @@ class RecordedEngine:
         affinity: str,
         priority: int = 0,
         deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         """The answer of the call in this one's place. EngineError 400 when there is none, 500 where it was cut."""
         call, recorded = self._take(prompt)
         if self._live is not None and (recorded is None or recorded.index >= self._fork):
-            answer = self._live.generate(prompt, sampling, affinity=affinity, priority=priority, deadline=deadline)
+            answer = self._live.generate(
+                prompt, sampling, affinity=affinity, priority=priority, deadline=deadline, images=images
+            )
             async with aclosing(cast(_Closing, answer)):
                 async for chunk in answer:
                     yield chunk

@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from openforgerl.engines.options import EngineOptions
@@ -80,6 +80,7 @@ class ScriptedEngine:
         affinity: str,
         priority: int = 0,
         deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         """The next fitting answer of session `affinity`, `chunk_tokens` ids at a time.
 

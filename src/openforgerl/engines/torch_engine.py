@@ -167,6 +167,7 @@ class TorchEngine:
         affinity: str,
         priority: int = 0,
         deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         """Sample an answer, one chunk a token (several when the reader is slow).
 

@@ -245,7 +245,11 @@ class Exchange:
             call.conversation, call.prompt, seed=call.call_id, forced=self._arrival.request.forced
         )
         stream = engine.generate(
-            call.prompt, call.sampling_applied, affinity=call.session_id, deadline=self._session.deadline
+            call.prompt,
+            call.sampling_applied,
+            affinity=call.session_id,
+            deadline=self._session.deadline,
+            images=self._images,
         )
         async with aclosing(cast(_Closing, stream)):
             async for chunk in stream:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,10 +125,19 @@ class Staged(ScriptedEngine):
         return LONG if self.room is None or self._first is None else self._first + self.room
 
     async def generate(
-        self, prompt: Prompt, sampling: Sampling, *, affinity: str, priority: int = 0, deadline: float | None = None
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        affinity: str,
+        priority: int = 0,
+        deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         self._first = self._first or len(prompt.ids)
-        answer = super().generate(prompt, sampling, affinity=affinity, priority=priority, deadline=deadline)
+        answer = super().generate(
+            prompt, sampling, affinity=affinity, priority=priority, deadline=deadline, images=images
+        )
         async with aclosing(answer) as chunks:
             try:
                 async for chunk in chunks:

@@ -84,6 +84,7 @@ class ServerEngine:
         affinity: str,
         priority: int = 0,
         deadline: float | None = None,
+        images: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Chunk]:
         """Sample an answer, one chunk for each weights version. Raises EngineError when the servers fail.
 
