@@ -173,9 +173,8 @@ class ServerEngine:
             except _Broken as error:
                 self._replicas.failed(replica, str(error))
             except _Aborted as error:
+                replica.last_error = str(error)
                 if len(sampled) == before:
-                    if time.monotonic() > give_up:
-                        raise EngineError(str(error), status=503) from error
                     await asyncio.sleep(self._options.retry_seconds)
             except _Spoilt as error:
                 await self._look_at(replica)
