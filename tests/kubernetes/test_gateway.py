@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
+import socket
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
@@ -101,6 +104,44 @@ async def test_after_a_restart_strangers_are_told_to_come_again_until_it_is_know
     await gateway.close()
 
 
+async def test_who_is_awaited_is_let_in_before_anybody_takes_the_connection(gateway: Gateway, dial: Dial) -> None:
+    """A sandbox whose adoption comes late dials at once, and again when its connection breaks."""
+    arrived: list[Stream] = []
+    token = credential(KEY, "pod-1", "n")
+    gateway.keep("pod-1", token)
+    assert (await dial(gateway, "pod-1", "wrong"))[0] == 403
+    _, (broken, _) = await dial(gateway, "pod-1", token)
+    status, (_, writer) = await dial(gateway, "pod-1", token)
+    assert status == 101 and await broken.read() == b""  # the newest is the one in use
+    writer.write(b"hello")
+    gateway.expect("pod-1", token, arrived.append)
+    ((theirs, ours),) = arrived
+    assert await theirs.readexactly(5) == b"hello"
+    gateway.keep("pod-1", token)  # too late: it has its taker
+    assert (await dial(gateway, "pod-1", token))[0] == 101 and len(arrived) == 2
+    for _, end in arrived:
+        end.transport.abort()
+    assert ours.transport.is_closing()
+
+
+@pytest.mark.parametrize("end", ["successor", "forget", "close"])
+async def test_a_connection_that_nobody_takes_is_closed(gateway: Gateway, dial: Dial, end: str) -> None:
+    arrived: list[Stream] = []
+    token = credential(KEY, "pod-1", "n")
+    gateway.keep("pod-1", token)
+    status, (reader, _) = await dial(gateway, "pod-1", token)
+    assert status == 101
+    if end == "successor":  # a pod of the same name that was made anew
+        gateway.expect("pod-1", credential(KEY, "pod-1", "m"), arrived.append)
+    elif end == "forget":
+        gateway.forget("pod-1")
+    else:
+        await gateway.close()
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 2) == b""
+    assert arrived == []
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -123,6 +164,60 @@ async def test_what_is_no_dial_is_dropped(gateway: Gateway, said: bytes) -> None
         assert answer == b"" or answer.startswith(b"HTTP/1.1 403")
     writer.transport.abort()
     assert arrived == []
+
+
+def besiege(port: int, addresses: list[str], full: threading.Event, over: threading.Event) -> None:
+    """Hold a connection from each address (as often as it is listed), say nothing, and open what is dropped anew."""
+    held: list[socket.socket] = []
+    while not over.is_set():
+        with contextlib.suppress(OSError):
+            while len(held) < len(addresses):
+                source = (addresses[len(held)], 0)
+                held.append(socket.create_connection(("127.0.0.1", port), timeout=1, source_address=source))
+        full.set()
+        poll = select.poll()
+        for one in held:
+            poll.register(one, select.POLLIN)
+        dropped = {number for number, _ in poll.poll(20)}
+        for one in [one for one in held if one.fileno() in dropped]:
+            held.remove(one)
+            one.close()
+    for one in held:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "addresses"),
+    [(1100, ("127.0.0.2",)), (1100, ("127.0.0.1",)), (300, ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"))],
+    ids=["another-address", "the-same-address", "many-addresses"],
+)
+async def test_who_says_nothing_locks_nobody_out(
+    gateway: Gateway, dial: Dial, count: int, addresses: tuple[str, ...]
+) -> None:
+    """An agent has its init's address, and behind a translating node or gateway that of many other inits too."""
+    token = credential(KEY, "pod-1", "n")
+    gateway.expect("pod-1", token, lambda stream: stream[1].transport.abort())
+    full, over = threading.Event(), threading.Event()
+    siege = asyncio.create_task(asyncio.to_thread(besiege, gateway.port, [*addresses] * count, full, over))
+    try:
+        await asyncio.to_thread(full.wait, 10)
+        for _ in range(5):
+            status, _ = await asyncio.wait_for(dial(gateway, "pod-1", token), 2)
+            assert status == 101
+            await asyncio.sleep(0.1)
+    finally:
+        over.set()
+        await siege
+    assert gateway.dropped > 0
+
+
+async def test_who_says_nothing_does_not_stay(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openforgerl.sandboxes.kubernetes.gateway._HEAD_SECONDS", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 2) == b""
+    writer.transport.abort()
+    assert gateway.waiting == 0
 
 
 async def test_an_address_that_is_taken_is_named(gateway: Gateway) -> None:

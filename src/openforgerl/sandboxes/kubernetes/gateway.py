@@ -10,6 +10,8 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -22,10 +24,20 @@ UPGRADE = "openforgerl-sandbox"
 PATH = "/v1/pods/"
 """Before the pod's name."""
 _HEAD_LIMIT = 8192
-_HEAD_SECONDS = 10.0
+_HEAD_SECONDS = 5.0
+"""An init sends its head with the first packet, so this is slack for a slow network and for our own event loop."""
 _STREAM_LIMIT = 1 << 20
 _MOST_WAITING = 1024
-"""Connections that have not shown a credential yet."""
+"""Connections that have not shown a credential yet, all together; less where few descriptors are allowed."""
+_SHARE = 4
+"""One address may hold a quarter of them: 256, where a node has some 110 pods. An agent has the address of its init,
+and address translation may give one to all pods of a node or of a cluster, so none is ever shut out: who is over its
+share, or the greediest when all are taken, loses its oldest connection. An init's own is oldest for milliseconds at
+most, and what one burst of more than 256 inits loses comes back by itself, spread over the next second."""
+_BACKLOG = 1024
+_AT_ONCE = 8
+"""Connections taken in one turn of the event loop. It takes up to four turns until what has arrived on one is read, in
+which far fewer than a share may come behind it: a flood drops its own."""
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -46,16 +58,27 @@ class Gateway:
         self._wanted_port = port
         self._server: asyncio.Server | None = None
         self._expected: dict[str, tuple[bytes, Callable[[Stream], None]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._kept: dict[str, Stream] = {}
+        self._waiting: dict[str, dict[asyncio.Task[None], asyncio.StreamWriter]] = {}
+        self._most = _MOST_WAITING
         self.refused = 0
         """Dials with a wrong or dead credential, for the report."""
+        self.dropped = 0
+        """Connections that had shown none yet and were dropped to make room, for the report."""
 
     async def start(self) -> None:
         """Listen. ConfigError when the address is taken or not ours."""
+        # What strangers hold must leave descriptors for pods, proxy and database.
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if allowed != resource.RLIM_INFINITY:
+            self._most = max(_SHARE, min(_MOST_WAITING, allowed // 4))
         try:
             self._server = await asyncio.start_server(
-                self._accept, self._listen, self._wanted_port, limit=_STREAM_LIMIT, backlog=1024
+                self._accept, self._listen, self._wanted_port, limit=_STREAM_LIMIT, backlog=_AT_ONCE
             )
+            for listener in self._server.sockets:  # asyncio has one number for both; the kernel's is the larger
+                with socket.socket(fileno=os.dup(listener.fileno())) as same:
+                    same.listen(_BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"the gateway cannot listen on {self._listen}, port {self._wanted_port} (sandbox.kubernetes."
@@ -69,15 +92,43 @@ class Gateway:
             raise ConfigError("the gateway is not started")
         return int(self._server.sockets[0].getsockname()[1])
 
+    @property
+    def waiting(self) -> int:
+        """Connections that have not shown a credential yet."""
+        return sum(map(len, self._waiting.values()))
+
     def expect(self, pod: str, token: str, arrived: Callable[[Stream], None]) -> None:
-        """Admit `pod` by `token` from now on, again and again (a broken connection is dialled anew)."""
+        """Admit `pod` by `token` from now on, again and again (a broken connection is dialled anew).
+
+        One that was kept for it by `keep` arrives at once.
+        """
         self._over.discard(pod)
-        self._expected[pod] = (_hashed(token), arrived)
+        before, hashed, kept = self._expected.get(pod), _hashed(token), self._kept.pop(pod, None)
+        self._expected[pod] = (hashed, arrived)
+        if kept is None:
+            return
+        if before is not None and hmac.compare_digest(before[0], hashed):
+            arrived(kept)
+        else:  # of a predecessor of the same name
+            kept[1].transport.abort()
+
+    def keep(self, pod: str, token: str) -> None:
+        """Admit `pod`, which somebody will `expect` later, and hold its newest connection until then."""
+
+        def arrived(stream: Stream) -> None:
+            if pod in self._kept:
+                self._kept[pod][1].transport.abort()
+            self._kept[pod] = stream
+
+        if pod not in self._expected:
+            self.expect(pod, token, arrived)
 
     def forget(self, pod: str) -> None:
         """Refuse `pod` from now on: its attempt is over, whatever still runs of it."""
         self._expected.pop(pod, None)
         self._over.add(pod)
+        if (kept := self._kept.pop(pod, None)) is not None:
+            kept[1].transport.abort()
 
     def settle(self) -> None:
         """No stranger can be ours any more."""
@@ -89,18 +140,42 @@ class Gateway:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for task in list(self._tasks):
+        for _, writer in self._kept.values():
+            writer.transport.abort()
+        self._kept.clear()
+        waiting = [one for group in self._waiting.values() for one in group.items()]
+        for task, writer in waiting:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+            writer.transport.abort()
+        if waiting:
+            await asyncio.wait([task for task, _ in waiting])
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= _MOST_WAITING:
+        if self._server is None:  # taken just before the end
             writer.transport.abort()
             return
+        name: object = writer.get_extra_info("peername")
+        address = str(name[0]) if isinstance(name, tuple) else ""
+        if len(self._waiting.get(address, ())) >= self._most // _SHARE:
+            self._drop_oldest(address)
+        elif self.waiting >= self._most:
+            self._drop_oldest(max(self._waiting, key=lambda one: len(self._waiting[one])))
         task = asyncio.create_task(self._greet(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._waiting.setdefault(address, {})[task] = writer
+        task.add_done_callback(lambda task: self._leave(address, task))
+
+    def _drop_oldest(self, address: str) -> None:
+        task, writer = next(iter(self._waiting[address].items()))
+        self._leave(address, task)
+        task.cancel()
+        writer.transport.abort()
+        self.dropped += 1
+
+    def _leave(self, address: str, task: asyncio.Task[None]) -> None:
+        group = self._waiting.get(address, {})
+        group.pop(task, None)
+        if not group:
+            self._waiting.pop(address, None)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
