@@ -51,6 +51,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "verifier": {"script": "openforgerl.verifiers.script:ScriptVerifier"},
     "model": {"tiny": "openforgerl.testing.tiny_model:write_tiny_model"},
+    "adapter": {"lora": "openforgerl.training.lora:LoraAdapter"},
     "rescoring": {"torch": "openforgerl.training.rescoring:rescore"},
     "format": {
         "token-rows-jsonl": "openforgerl.formats.token_rows:TokenRowsJsonl",

@@ -25,7 +25,7 @@ from openforgerl.training import grpo
 from openforgerl.training.checkpoints import list_checkpoints
 from openforgerl.training.grpo import GrpoLoop, StepReport, compare, shuffled, tasks_for_step
 from openforgerl.training.learner import Learner
-from openforgerl.training.options import GrpoOptions, LearnerOptions, OptimizerOptions
+from openforgerl.training.options import GrpoOptions, LearnerOptions, LoraOptions, OptimizerOptions
 from openforgerl.types import (
     Attempt,
     Failure,
@@ -185,13 +185,20 @@ async def test_a_run_records_every_step(tmp_path: Path, make_model: MakeModel) -
     assert msgspec.convert(recorded[0].metrics, StepReport) == reports[0]
 
 
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)], ids=["whole", "lora"])
 @pytest.mark.parametrize("point", ["collect", "learn", "save", "record", "load", "after"])
 @pytest.mark.parametrize("at", [1, 3])
 async def test_a_stop_anywhere_changes_nothing(
-    tmp_path: Path, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, point: str, at: int
+    tmp_path: Path,
+    make_model: MakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    at: int,
+    lora: LoraOptions | None,
 ) -> None:
-    await Run(tmp_path / "straight", make_model)()
-    stopped = Run(tmp_path / "stopped", make_model)
+    options = msgspec.structs.replace(OPTIONS, learner=msgspec.structs.replace(OPTIONS.learner, lora=lora))
+    await Run(tmp_path / "straight", make_model, options)()
+    stopped = Run(tmp_path / "stopped", make_model, options)
 
     class Killed(Exception):
         pass
@@ -227,7 +234,7 @@ async def test_a_stop_anywhere_changes_nothing(
             bomb(stopped.bandit, "resume", before=True, count=at + 1)
     with pytest.raises(Killed):
         await stopped()
-    resumed = Run(tmp_path / "stopped", make_model)
+    resumed = Run(tmp_path / "stopped", make_model, options)
     reports = await resumed()
     unrecorded = point in ("collect", "learn", "save", "record")
     assert [report.step for report in reports] == list(range(at if unrecorded else at + 1, 5))

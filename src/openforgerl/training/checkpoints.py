@@ -31,6 +31,9 @@ from openforgerl.types import JsonValue
 FORMAT = 1
 MANIFEST = "manifest.json"
 LEARNER_STATE = "learner.pt"
+ADAPTER = "adapter"
+"""Folder of an adapter's own files; the weights beside it have it added already."""
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAME = re.compile(r"step-(\d{6,})")
 _COMPANIONS = (
     "tokenizer*",
@@ -91,16 +94,17 @@ def save_checkpoint(
     partial = root / f".partial-{place.name}"
     partial.mkdir()
     with no_progress_bars():
-        learner.model.save_pretrained(partial)
+        learner.model.save_pretrained(partial, state_dict=learner.weights())
+    if learner.adapter is not None:
+        learner.adapter.write(partial / ADAPTER)
     torch.save(learner.optimizer_state(), partial / LEARNER_STATE)
     for companion in _companion_files(companions):
         shutil.copyfile(companion, partial / companion.name)
-    files = {path.name: _record(path) for path in sorted(partial.iterdir())}
+    files = {path.relative_to(partial).as_posix(): _record(path) for path in _files(partial)}
     manifest = Manifest(format=FORMAT, step=step, files=files, extra=extra or {}).sealed()
     (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-    for path in partial.iterdir():
+    for path in [*partial.rglob("*"), partial]:
         _sync(path)
-    _sync(partial)
     if place.exists():
         _remove(place)
     partial.rename(place)
@@ -118,7 +122,7 @@ def verify_checkpoint(path: Path) -> Manifest:
         raise TrainingError(f"{path} has checkpoint format {manifest.format}; this version reads {FORMAT}")
     if manifest.sealed() != manifest:
         raise TrainingError(f"{path} is damaged: {MANIFEST} was changed")
-    present = {file.name for file in path.iterdir()} - {MANIFEST}
+    present = {file.relative_to(path).as_posix() for file in _files(path)} - {MANIFEST}
     if present != manifest.files.keys():
         odd = sorted(present ^ manifest.files.keys())
         raise TrainingError(f"{path} is damaged: {', '.join(odd[:5])} missing or not part of it")
@@ -132,13 +136,16 @@ def load_checkpoint(path: Path, learner: Learner) -> Manifest:
     """Put the learner into the saved state. TrainingError when anything is damaged; the learner is then unchanged."""
     manifest = verify_checkpoint(path)
     weights: dict[str, Tensor] = {}
+    adapter: dict[str, Tensor] | None = None
     try:
+        if (path / ADAPTER).is_dir():
+            adapter = load_file(path / ADAPTER / _ADAPTER_WEIGHTS)
         for file in sorted(path.glob("*.safetensors")):
             weights |= load_file(file)
         state: dict[str, Any] = torch.load(path / LEARNER_STATE, weights_only=True)
     except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise TrainingError(f"{path} cannot be read: {error}") from error
-    learner.restore(weights, state)
+    learner.restore(weights, state, adapter)
     return manifest
 
 
@@ -174,6 +181,10 @@ def _companion_files(directory: Path | None) -> list[Path]:
     if directory is None:
         return []
     return sorted({path for pattern in _COMPANIONS for path in directory.glob(pattern) if path.is_file()})
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def _record(path: Path) -> FileRecord:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from openforgerl.errors import InputError, TrainingError
+from openforgerl.plugins import load
 from openforgerl.training.algorithms import token_weights
 from openforgerl.training.objectives import Likelihood, Objective, StepMetrics, TokenSums
 from openforgerl.training.optimizers import build_optimizers, learning_rate
@@ -32,6 +33,15 @@ class Evaluation:
     accuracy: float
     """Share of tokens that are the model's most likely one."""
     tokens: int
+
+
+class Adapter(Protocol):
+    """What a learner asks of an adapter (`lora.LoraAdapter`): its weights, and their sum with the model's."""
+
+    def state(self) -> dict[str, Tensor]: ...
+    def merged(self) -> dict[str, Tensor]: ...
+    def restore(self, weights: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> None: ...
+    def write(self, directory: Path) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,9 @@ class Learner:
             self.model.set_attn_implementation(ATTENTION_NAME)
         except ValueError as error:
             raise InputError(f"{type(self.model).__name__} cannot use packed attention: {error}") from error
+        self.adapter: Adapter | None = None
+        if options.lora is not None:
+            self.adapter = load("adapter", "lora")(self.model, options.lora)
         self.optimizers = build_optimizers(self.model, options.optimizer)
         self.updates = 0
 
@@ -165,10 +178,23 @@ class Learner:
         """What a checkpoint needs besides the weights."""
         return {"updates": self.updates, "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
-    def restore(self, weights: dict[str, Tensor], optimizer_state: dict[str, Any]) -> None:
-        """Go back to a saved state. TrainingError when it belongs to another model or optimizer; then unchanged."""
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that answer, by the names of the model's own: an adapter is added to what it is beside."""
+        return self.model.state_dict() if self.adapter is None else self.adapter.merged()
+
+    def restore(
+        self,
+        weights: dict[str, Tensor],
+        optimizer_state: dict[str, Any],
+        adapter: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Go back to a saved state; `adapter` are the adapter's weights, and `weights` then the sum. TrainingError when
+        it belongs to another model, adapter or optimizer; then unchanged."""
         states: list[dict[str, Any]] = optimizer_state["optimizers"]
-        own = self.model.state_dict()
+        if (adapter is None) != (self.adapter is None):
+            has, wants = ("no adapter", "one") if adapter is None else ("an adapter", "none")
+            raise TrainingError(f"the checkpoint has {has}, and learner.lora asks for {wants}: use the run's options")
+        own = self.weights()
         absent = [name for name in own if name not in weights and not self._is_tied(name, weights)]
         foreign = [name for name in weights if name not in own or weights[name].shape != own[name].shape]
         if absent or foreign or len(states) != len(self.optimizers):
@@ -176,14 +202,17 @@ class Learner:
                 f"the checkpoint is of another model or optimizer: missing {absent[:3]}, unknown or of another shape "
                 f"{foreign[:3]}, {len(states)} optimizer states for {len(self.optimizers)}"
             )
-        self.model.load_state_dict(weights, strict=False)
+        if self.adapter is None or adapter is None:
+            self.model.load_state_dict(weights, strict=False)
+        else:
+            self.adapter.restore(adapter, weights)
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
         self.updates = int(optimizer_state["updates"])
 
     def _is_tied(self, name: str, weights: dict[str, Tensor]) -> bool:
         """Whether `name` shares its memory with a parameter that `weights` has (tied embeddings are saved once)."""
-        own = self.model.state_dict()
+        own = self.weights()
         return any(own[other].data_ptr() == own[name].data_ptr() for other in weights if other in own)
 
     def _rows(self, samples: Sequence[Sample], objective: Objective) -> list[Row]:

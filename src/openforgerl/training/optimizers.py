@@ -78,6 +78,8 @@ def build_optimizers(model: nn.Module, options: OptimizerOptions) -> list[torch.
     rest = [param for param in trainable if param.dim() != 2 or id(param) in frozen_to_adamw]
     if options.kind == "muon":
         muon = Muon(matrices, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)
+        if not rest:  # an adapter has nothing but matrices
+            return [muon]
         return [muon, torch.optim.AdamW(rest, lr=options.lr, betas=options.betas, weight_decay=0.0)]
     groups = [
         {"params": matrices, "weight_decay": options.weight_decay},

@@ -55,10 +55,29 @@ class OptimizerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _check(self.max_grad_norm > 0, "max_grad_norm", "above 0", self.max_grad_norm)
 
 
+class LoraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A low-rank adapter that is trained in place of the model's own weights (needs `openforgerl[lora]`)."""
+
+    rank: int = 16
+    """Inner size of the two matrices beside each projection."""
+    alpha: float = 32.0
+    """Their product is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Ends of the names of the linear layers that get one, as `q_proj`; empty = all but the output head."""
+    seed: int = 0
+    """Of the first random values (one of the two matrices; the other is 0, so that the model is at first the base)."""
+
+    def __post_init__(self) -> None:
+        _check(self.rank >= 1, "rank", "1 or more", self.rank)
+        _check(self.alpha > 0 and math.isfinite(self.alpha), "alpha", "a finite number above 0", self.alpha)
+
+
 class LearnerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every learner needs, whatever the loss."""
 
     optimizer: OptimizerOptions = OptimizerOptions()
+    lora: LoraOptions | None = None
+    """Train an adapter instead of all weights; null = all weights. Learning rates are about ten times as high then."""
     micro_batch_tokens: int = 4096
     """Most tokens computed in one forward pass, shared prefixes counted once. Bounds memory only: the gradient is
     that of the whole batch. A single longer row still goes through, alone."""
