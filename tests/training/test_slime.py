@@ -120,7 +120,7 @@ def test_a_group_is_rolled_out_in_the_harness_and_resumes(slime: ModuleType, rou
         for sample in group:
             assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
             start = len(sample.tokens) - sample.response_length
-            assert sum(sample.loss_mask) > 0 and source.renderer.decode(sample.tokens[start:]) == sample.response
+            assert sum(sample.loss_mask) > 0 and source.groups.renderer.decode(sample.tokens[start:]) == sample.response
             trained = [value for value, on in zip(sample.rollout_log_probs, sample.loss_mask, strict=True) if on]
             assert max(trained) <= 0 > min(trained) and sample.reward in (0.0, 1.0)
             assert sample.weight_versions == ["0"] * len(sample.weight_versions)
@@ -131,7 +131,7 @@ def test_a_group_is_rolled_out_in_the_harness_and_resumes(slime: ModuleType, rou
         assert len(table["rewards"]) == len(table["truncated"]) == len(table["samples"]) >= 1
         assert {version for sample in table["samples"] for version in sample.weight_versions} == {"3"}
     finally:
-        source._thread.close()  # what slime's process does at its end
+        source.groups.close()  # what slime's process does at its end
 
 
 def row(slime: ModuleType, group: int, rollout: int, reward: float) -> Any:

@@ -17,10 +17,10 @@ from openforgerl.errors import ConfigError, EngineError, ExactnessError, InputEr
 from openforgerl.store import Database, RunStore
 from openforgerl.training.configs import GrpoConfig, SftConfig
 from openforgerl.training.options import GrpoOptions, LearnerOptions, OptimizerOptions, SftOptions
+from openforgerl.training.rows import rows_of
 from openforgerl.training.verl.command import arguments, grpo_overrides, sft_overrides
 from openforgerl.training.verl.engine import ServerEngine
 from openforgerl.training.verl.legs import Legs
-from openforgerl.training.verl.rows import rows_of
 from openforgerl.types import (
     Attempt,
     Chunk,

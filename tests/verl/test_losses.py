@@ -24,9 +24,9 @@ from openforgerl.training.configs import GrpoConfig
 from openforgerl.training.learner import Learner
 from openforgerl.training.objectives import ClippedPolicy
 from openforgerl.training.options import GrpoOptions, LearnerOptions
+from openforgerl.training.rows import rows_of
 from openforgerl.training.verl.command import arguments, grpo_overrides
 from openforgerl.training.verl.resolving import resolve
-from openforgerl.training.verl.rows import rows_of
 from openforgerl.types import Sample, Source, Span
 
 pytestmark = pytest.mark.verl

@@ -105,6 +105,11 @@ class ChatRenderer:
         return self._stop_ids
 
     @property
+    def placeholders(self) -> Placeholders | None:
+        """How prompts hold images; None where the model sees none."""
+        return self._images if isinstance(self._images, Placeholders) else None
+
+    @property
     def characters_encoded(self) -> int:
         """Characters of text that were turned into ids since the start; what was remembered is not counted."""
         return self._codec.characters_encoded

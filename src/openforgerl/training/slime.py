@@ -16,32 +16,24 @@ config, against a proxy beside slime's router. Read in slime at commit 624b824 (
 
 from __future__ import annotations
 
-import atexit
-import logging
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 from slime.utils.types import Sample as SlimeSample
 
-from openforgerl.config import choose_tasks, load_config
+from openforgerl.config import load_config
 from openforgerl.engines.opening import open_engine
 from openforgerl.engines.options import EngineOptions
 from openforgerl.engines.server_engine import SglangEngine
 from openforgerl.errors import ConfigError, ExactnessError, TrainingError
 from openforgerl.formats.trainers import SlimeForms
-from openforgerl.orchestrator import OrchestratedGroups, Recording
-from openforgerl.rendering import load_renderer
 from openforgerl.training.algorithms import group_advantages
 from openforgerl.training.configs import GrpoConfig
 from openforgerl.training.grpo import tasks_for_step
-from openforgerl.training.verl.house import OpenRooms, RoomsThread, open_rooms
-from openforgerl.types import Attempt, Rollout, Sample, Sampling, Source, Verdict
-
-log = logging.getLogger(__name__)
-
-Group = Sequence[tuple[Rollout, Attempt, Sequence[Sample]]]
+from openforgerl.training.rooms import HarnessGroups
+from openforgerl.training.rows import GradedRollout, Group, graded
+from openforgerl.types import Sampling
 
 
 class TaskSource:
@@ -57,13 +49,8 @@ class TaskSource:
                 raise ConfigError(f"{name} is missing: put it into the file of slime's --custom-config-path")
         self.args = args
         self.config = load_config(GrpoConfig, Path(args.openforgerl_config), ())
-        self.tasks = choose_tasks(self.config)
-        self.renderer = load_renderer(
-            Path(self.config.tokenizer or args.hf_checkpoint),
-            answer_form=self.config.proxy.answer_form,
-            package=self.config.proxy.prompt_package,
-        )
-        self._thread: RoomsThread | None = None
+        self.groups = HarnessGroups(self.config, Path(args.openforgerl_run), model=args.hf_checkpoint)
+        self.tasks = list(self.groups.tasks.values())
         self._engine: SglangEngine | None = None
 
     def __len__(self) -> int:
@@ -71,26 +58,18 @@ class TaskSource:
 
     def collect(self, step: int, *, evaluation: bool) -> list[Group]:
         """The groups of 1-based step `step`, sampled with the weights that `step - 1` updates made. Blocking."""
-        rooms, engine = self._rooms()
-        engine.serves(step - 1)
+        self._served().serves(step - 1)
         options, args = self.config.train, self.args
         tasks = self.tasks if evaluation else tasks_for_step(self.tasks, args.rollout_batch_size, options.seed, step)
         size = args.n_samples_per_eval_prompt if evaluation else args.n_samples_per_prompt
-        source = OrchestratedGroups(
-            orchestrator=rooms.house.orchestrator,
-            recording=Recording(Source.POLICY, Sampling(temperature=args.rollout_temperature)),
-            run_id=rooms.folder.run_id,
-            harness=self.config.harnesses,
-            seed=self.config.seed,
-            purpose="eval" if evaluation else "train",
-        )
+        sampling = Sampling(temperature=args.rollout_temperature)
+        source = self.groups.source(sampling, purpose="eval" if evaluation else "train")
 
         async def groups() -> list[Group]:
             collecting = source.collect(tasks, group_size=size, weights_version=step - 1, step=step)
             return [group async for group in collecting]
 
-        assert self._thread is not None
-        return self._thread.wait(groups())
+        return self.groups.thread.wait(groups())
 
     def get_samples(self, num_samples: int) -> list[list[Any]]:
         """slime's other rollout functions ask for prompts; ours asks `collect`."""
@@ -107,29 +86,17 @@ class TaskSource:
     def load(self, rollout_id: int | None = None) -> None:
         """Nothing: see `save`."""
 
-    def _rooms(self) -> tuple[OpenRooms, SglangEngine]:
-        """Opened at the first step, when slime's router is up."""
-        if self._thread is None or self._engine is None:
-            args, config = self.args, self.config
+    def _served(self) -> SglangEngine:
+        """slime's router as our engine; the rooms open at the first step, when the router is up."""
+        if self._engine is None:
+            args = self.args
             where = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-            options = EngineOptions(kind="sglang", path=where, model_name="policy", servers=config.engine.servers)
-            engine = open_engine(None, self.renderer, options)
+            options = EngineOptions(kind="sglang", path=where, model_name="policy", servers=self.config.engine.servers)
+            engine = open_engine(None, self.groups.renderer, options)
             assert isinstance(engine, SglangEngine)
-            tasks = {task.name: task for task in self.tasks}
-
-            def opening() -> AbstractAsyncContextManager[OpenRooms]:
-                return open_rooms(
-                    Path(args.openforgerl_run),
-                    config,
-                    engine=engine,
-                    renderer=self.renderer,
-                    tasks=tasks,
-                    say=log.warning,
-                )
-
-            self._thread, self._engine = RoomsThread(opening), engine
-            atexit.register(self._thread.close)
-        return self._thread.rooms, self._engine
+            self.groups.open(engine)
+            self._engine = engine
+        return self._engine
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: TaskSource, evaluation: bool = False) -> Any:
@@ -142,8 +109,8 @@ def generate_rollout(args: Any, rollout_id: int, data_source: TaskSource, evalua
     groups = data_source.collect(rollout_id + 1, evaluation=evaluation)
     if not groups:
         raise TrainingError(f"rollout {rollout_id}: no group could be completed; openforgerl show RUN --failed")
-    forms = SlimeForms(data_source.renderer.decode)
-    samples = [[sample for member in group for sample in _samples(member, forms)] for group in groups]
+    forms, seeing = SlimeForms(data_source.groups.renderer.decode), data_source.groups.renderer.placeholders
+    samples = [[sample for member in graded(group, seeing) for sample in _samples(member, forms)] for group in groups]
     if not evaluation:
         return samples
     rows = [sample for group in samples for sample in group]
@@ -179,16 +146,11 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     return raw, [advantages[sample.group_index, sample.rollout_id] for sample in samples]
 
 
-def _samples(member: tuple[Rollout, Attempt, Sequence[Sample]], forms: SlimeForms) -> list[Any]:
-    rollout, attempt, samples = member
-    verdict = attempt.outcome
-    if not isinstance(verdict, Verdict):
-        raise ExactnessError(f"attempt {attempt.attempt_id} has no verdict, so it has no reward and cannot train")
-    if any(sample.images for sample in samples):
-        raise ConfigError(f"attempt {attempt.attempt_id} saw images, which cannot be given to slime yet")
-    cut = verdict.ending.startswith("limit")
+def _samples(member: GradedRollout, forms: SlimeForms) -> list[Any]:
+    if any(row.images for row in member.rows):
+        raise ConfigError(f"attempt {member.attempt.attempt_id} saw images, which cannot be given to slime yet")
+    cut = member.verdict.ending.startswith("limit")
     return [
-        SlimeSample.from_dict(forms.form(sample, task=rollout.task, reward=verdict.reward, truncated=cut))
-        for sample in samples
-        if sample.spans
+        SlimeSample.from_dict(forms.form(sample, task=member.rollout.task, reward=member.verdict.reward, truncated=cut))
+        for sample in member.sampled
     ]

@@ -13,11 +13,8 @@ and `trainer/ppo/v1/agent_loop_tq.py` (fields of a row).
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +25,16 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from openforgerl.config import choose_tasks
-from openforgerl.errors import OpenForgeError, TrainingError
-from openforgerl.orchestrator import OrchestratedGroups, Recording
+from openforgerl.errors import TrainingError
 from openforgerl.protocols import GroupSource
-from openforgerl.rendering import load_renderer
+from openforgerl.training.rooms import HarnessGroups
+from openforgerl.training.rows import Group, Row, graded
 from openforgerl.training.verl.engine import ServerEngine
-from openforgerl.training.verl.house import OpenRooms, RoomsThread, open_rooms
 from openforgerl.training.verl.legs import Legs
-from openforgerl.training.verl.rows import Row, rows_of
 from openforgerl.training.verl.runs import read_config
-from openforgerl.types import Attempt, Rollout, Sample, Sampling, Source, Task, Verdict
+from openforgerl.types import Sampling, Task, Verdict
 
 log = logging.getLogger(__name__)
-
-Group = Sequence[tuple[Rollout, Attempt, Sequence[Sample]]]
 
 
 class AgentLoops:
@@ -55,30 +47,18 @@ class AgentLoops:
         self._config = read_config(folder)
         self._rollout = rollout
         self._sync = config.trainer.v1.trainer_mode == "sync"
-        self._tasks = {task.name: task for task in choose_tasks(self._config)}
-        renderer = load_renderer(
-            Path(self._config.tokenizer or self._config.engine.path),
-            answer_form=self._config.proxy.answer_form,
-            package=self._config.proxy.prompt_package,
-        )
+        self._groups = HarnessGroups(self._config, folder)
         self._engine = ServerEngine(
             # The plain client's method, also of the client that resumes by itself: it hides which weights sampled what.
             functools.partial(LLMServerClient.generate, llm_client),
             context_length=rollout.max_model_len,
-            stop_ids=renderer.stop_ids,
+            stop_ids=self._groups.renderer.stop_ids,
             seeded=rollout.name != "sglang",
         )
         self._broken: BaseException | None = None
         self._dropped = 0
         self._legs: Legs | None = None
-
-        def opening() -> AbstractAsyncContextManager[OpenRooms]:
-            return open_rooms(
-                folder, self._config, engine=self._engine, renderer=renderer, tasks=self._tasks, say=log.warning
-            )
-
-        self._thread = RoomsThread(opening)
-        atexit.register(self.close)
+        self._groups.open(self._engine)
 
     @classmethod
     def create(cls, config: Any, llm_client: Any, **_: Any) -> AgentLoops:
@@ -96,17 +76,17 @@ class AgentLoops:
         validate = bool(prompts["validate"]) if "validate" in prompts else False
         trained = step if validate else step - 1  # veRL validates after the step that it trains
         if self._legs is None:
-            store = self._thread.rooms.folder.store
-            self._legs = self._thread.wait(Legs.resume(store, trained))
+            store = self._groups.rooms.folder.store
+            self._legs = self._groups.thread.wait(Legs.resume(store, trained))
             self._engine.serves(trained)
         elif self._sync:
             self._engine.serves(trained)
         for uid, name in zip(list(prompts["uid"]), list(prompts["task"]), strict=True):
-            self._thread.submit(self._answer(str(uid), str(name), step, validate), self._break)
+            self._groups.thread.submit(self._answer(str(uid), str(name), step, validate), self._break)
 
     def close(self) -> None:
         """Stop what is in flight and close the rooms. Idempotent."""
-        self._thread.close()
+        self._groups.close()
 
     def _break(self, error: BaseException) -> None:
         """Collecting is over: the next `generate_sequences` says why."""
@@ -130,10 +110,9 @@ class AgentLoops:
 
     async def _collect(self, name: str, step: int, validate: bool) -> Group | None:
         """A complete group, or None when it was dropped. TrainingError when a step's worth was dropped in a row."""
-        source, size = self._source(self._tasks[name], step, validate)
-        groups = source.collect(
-            [self._tasks[name]], group_size=size, weights_version=self._engine.weights_version, step=step
-        )
+        task = self._groups.tasks[name]
+        source, size = self._source(task, step, validate)
+        groups = source.collect([task], group_size=size, weights_version=self._engine.weights_version, step=step)
         found = [group async for group in groups]
         if found:
             self._dropped = 0
@@ -143,14 +122,14 @@ class AgentLoops:
         if self._dropped >= self._config.train.groups_per_step:
             raise TrainingError(
                 f"{self._dropped} groups in a row could not be completed; see the attempts' failures in "
-                f"{self._thread.rooms.folder.path}, repair the cause and resume"
+                f"{self._groups.rooms.folder.path}, repair the cause and resume"
             )
         return None
 
     def _source(self, task: Task, step: int, validate: bool) -> tuple[GroupSource, int]:
         """Where the next group of `task` comes from, and its size."""
         assert self._legs is not None
-        rooms, own = self._thread.rooms, self._rollout
+        own = self._rollout
         kwargs = own.val_kwargs
         if validate:
             purpose, again, size = self._legs.validation(step), 0, int(kwargs.n)
@@ -158,29 +137,19 @@ class AgentLoops:
         else:
             (purpose, again), size = self._legs.place(step, task), int(own.n)
             sampling = Sampling(temperature=own.temperature)
-        source = OrchestratedGroups(
-            orchestrator=rooms.house.orchestrator,
-            recording=Recording(Source.POLICY, sampling),
-            run_id=rooms.folder.run_id,
-            harness=self._config.harnesses,
-            seed=self._config.seed + again,
-            purpose=purpose,
-        )
-        return source, size
+        return self._groups.source(sampling, purpose=purpose, again=again), size
 
     async def _put(self, uid: str, group: Group, step: int, partition: str) -> None:
         """Put the rows of every rollout where veRL looks for them."""
         keys: list[str] = []
         fields: list[dict[str, Any]] = []
         tags: list[dict[str, Any]] = []
-        for rollout, attempt, samples in group:
-            if not isinstance(attempt.outcome, Verdict):
-                raise OpenForgeError(f"attempt {attempt.attempt_id} has no verdict, so it has no reward")
-            rows = rows_of(samples, version=attempt.weights_version)
-            for index, row in enumerate(rows):
+        for member in graded(group):
+            rollout = member.rollout
+            for index, row in enumerate(member.rows):
                 keys.append(f"{uid}_{rollout.index}_{index}")
                 own = {"uid": uid, "session_id": rollout.index, "task": rollout.task}
-                fields.append(_fields(row, attempt.outcome, len(rows)) | own)
+                fields.append(_fields(row, member.verdict, len(member.rows)) | own)
                 tags.append(_tag(row, step))
         await tq.async_kv_batch_put(
             keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id=partition

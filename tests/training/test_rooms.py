@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from openforgerl.training.verl.house import OpenRooms, RoomsThread
+from openforgerl.training.rooms import OpenRooms, RoomsThread
 
 
 def opening_with(notes: list[str], error: Exception | None = None) -> Any:

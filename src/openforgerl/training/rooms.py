@@ -1,8 +1,13 @@
-"""The rooms of a run on an event loop of their own, beside veRL's trainer, which blocks its thread."""
+"""What a trainer that is not ours gets: the tasks of a config, and groups of rollouts in its harnesses.
+
+Such a trainer owns the loop and blocks its thread, so the rooms of the run live on an event loop of their own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
@@ -11,13 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openforgerl.orchestrator import failure_line
+from openforgerl.config import choose_tasks
+from openforgerl.orchestrator import OrchestratedGroups, Recording, failure_line
 from openforgerl.orchestrator.assembly import House, RunFolder, keep_tokenizer, open_house, open_run
 from openforgerl.protocols import InferenceEngine, Renderer
+from openforgerl.rendering import ChatRenderer, load_renderer
 from openforgerl.training.configs import GrpoConfig
-from openforgerl.types import Attempt, Rollout, Task
+from openforgerl.types import Attempt, Rollout, Sampling, Source, Task
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +45,20 @@ async def open_rooms(
     engine: InferenceEngine,
     renderer: Renderer,
     tasks: Mapping[str, Task],
+    tokenizer: Path,
     say: Callable[[str], None],
 ) -> AsyncGenerator[OpenRooms]:
-    """Open the run folder at `path` and serve `engine` behind the proxy; failures of attempts are said as they come."""
+    """Open the run folder at `path` and serve `engine` behind the proxy; failures of attempts are said as they come.
+
+    `tokenizer`: the directory whose tokenizer the run folder keeps.
+    """
 
     def on_attempt(rollout: Rollout, attempt: Attempt) -> None:
         if line := failure_line(attempt):
             say(line)
 
     async with open_run(path, config) as folder:
-        keep_tokenizer(path, Path(config.tokenizer or config.engine.path))
+        keep_tokenizer(path, tokenizer)
         async with open_house(
             folder, config, config.run, engine=engine, renderer=renderer, tasks=tasks, on_attempt=on_attempt
         ) as house:
@@ -110,3 +123,63 @@ class RoomsThread:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+
+
+class HarnessGroups:
+    """The tasks of a config, and groups of rollouts of them, for a trainer that owns its loop."""
+
+    def __init__(self, config: GrpoConfig, folder: Path, *, model: str = "") -> None:
+        """`folder`: the run folder. `model`: the trained model's directory, where the config names no tokenizer."""
+        self.config = config
+        self._folder = folder
+        self._tokenizer = Path(config.tokenizer or config.engine.path or model)
+        self.tasks: dict[str, Task] = {task.name: task for task in choose_tasks(config)}
+        self.renderer: ChatRenderer = load_renderer(
+            self._tokenizer, answer_form=config.proxy.answer_form, package=config.proxy.prompt_package
+        )
+        self._thread: RoomsThread | None = None
+
+    def open(self, engine: InferenceEngine) -> None:
+        """Serve `engine` behind the run's proxy, until `close` or the end of this process."""
+
+        def opening() -> AbstractAsyncContextManager[OpenRooms]:
+            return open_rooms(
+                self._folder,
+                self.config,
+                engine=engine,
+                renderer=self.renderer,
+                tasks=self.tasks,
+                tokenizer=self._tokenizer,
+                say=log.warning,
+            )
+
+        self._thread = RoomsThread(opening)
+        atexit.register(self.close)
+
+    @property
+    def thread(self) -> RoomsThread:
+        """Where rollouts run. AssertionError before `open`."""
+        assert self._thread is not None, "HarnessGroups.open comes first"
+        return self._thread
+
+    @property
+    def rooms(self) -> OpenRooms:
+        """What `open` opened."""
+        return self.thread.rooms
+
+    def source(self, sampling: Sampling, *, purpose: str = "train", again: int = 0) -> OrchestratedGroups:
+        """Groups of `purpose`. `again` draws other seeds for a task that is asked for twice in a step."""
+        rooms = self.rooms
+        return OrchestratedGroups(
+            orchestrator=rooms.house.orchestrator,
+            recording=Recording(Source.POLICY, sampling),
+            run_id=rooms.folder.run_id,
+            harness=self.config.harnesses,
+            seed=self.config.seed + again,
+            purpose=purpose,
+        )
+
+    def close(self) -> None:
+        """Stop what is in flight and close the rooms. Idempotent."""
+        if self._thread is not None:
+            self._thread.close()
