@@ -171,8 +171,13 @@ class Orchestrator:
     async def run(self, groups: Sequence[Sequence[Rollout]], recording: Recording) -> AsyncIterator[GroupResult]:
         """Run all groups; yields each as it completes. Closing the iterator cancels what is in flight, after
         `drain_seconds` in which it may finish."""
-        await self.store.plan([rollout for group in groups for rollout in group])
-        running = [asyncio.create_task(self._group(group, recording, place)) for place, group in enumerate(groups)]
+        planned = [rollout for group in groups for rollout in group]
+        await self.store.plan(planned)
+        earlier = dict(zip([one.rollout_id for one in planned], await self._earlier(planned), strict=True))
+        running = [
+            asyncio.create_task(self._group(group, [earlier[one.rollout_id] for one in group], recording, place))
+            for place, group in enumerate(groups)
+        ]
         try:
             for done in asyncio.as_completed(running):
                 yield await done
@@ -202,28 +207,39 @@ class Orchestrator:
         except TimeoutError:
             log.warning("%d attempts are still in flight; they are cancelled", self.places.taken)
 
-    async def _group(self, group: Sequence[Rollout], recording: Recording, place: int) -> GroupResult:
+    async def _earlier(self, rollouts: Sequence[Rollout]) -> Sequence[Sequence[Attempt]]:
+        """What earlier processes have begun of each, in order."""
+        found = await asyncio.gather(*(self.store.attempts(rollout.rollout_id) for rollout in rollouts))
+        return [sorted(attempts, key=lambda attempt: attempt.number) for attempts in found]
+
+    async def _group(
+        self, group: Sequence[Rollout], earlier: Sequence[Sequence[Attempt]], recording: Recording, place: int
+    ) -> GroupResult:
+        """One group, each rollout with its `earlier` attempts. Their refills are the group's, whoever asks first now:
+        an attempt that was begun is gone on with, however many of the others have failed meanwhile."""
         limit = len(group) if self.options.refill_limit is None else self.options.refill_limit
-        budget = _Budget(limit)
+        refilled = sum(not _interrupted(attempt) for attempts in earlier for attempt in attempts[:-1])
+        budget = _Budget(limit - refilled, refilled)
         async with asyncio.TaskGroup() as tasks:
             members = [
-                tasks.create_task(self._rollout(rollout, recording, budget, (place, rollout.index)))
-                for rollout in group
+                tasks.create_task(self._rollout(rollout, attempts, recording, budget, (place, rollout.index)))
+                for rollout, attempts in zip(group, earlier, strict=True)
             ]
         return GroupResult(group, [member.result() for member in members], budget.used)
 
-    async def _rollout(self, rollout: Rollout, recording: Recording, budget: _Budget, order: Order) -> Attempt:
+    async def _rollout(
+        self, rollout: Rollout, earlier: Sequence[Attempt], recording: Recording, budget: _Budget, order: Order
+    ) -> Attempt:
         """Attempts until a verdict, a failure that cannot be retried, or the end of the group's refills."""
-        earlier = sorted(await self.store.attempts(rollout.rollout_id), key=lambda attempt: attempt.number)
         number = redraws = 0
-        for attempt in earlier:
+        for position, attempt in enumerate(earlier, 1):
             if attempt.outcome is None:
                 with self.places.held(rollout.harness):
                     attempt = await self._finish(attempt, rollout, recording, waited=0.0)
                     self._watch(attempt)
                 self.on_attempt(rollout, attempt)
             number = attempt.number + 1
-            if not self._again(attempt, budget):
+            if position == len(earlier) and not self._again(attempt, budget):
                 return attempt
             redraws += not _interrupted(attempt)
         while True:
