@@ -18,7 +18,7 @@ from openforgerl.errors import ConfigError, InputError, StageError
 from openforgerl.sandboxes import seccomp
 from openforgerl.sandboxes.channel import Channel, Gone
 from openforgerl.sandboxes.guards import Guards
-from openforgerl.sandboxes.kubernetes import manifests, names
+from openforgerl.sandboxes.kubernetes import classification, manifests, names
 from openforgerl.sandboxes.kubernetes.access import find_access
 from openforgerl.sandboxes.kubernetes.cluster import POD, Cluster, ClusterError, Object, selector
 from openforgerl.sandboxes.kubernetes.gateway import PATH, Gateway, Stream, credential
@@ -142,8 +142,10 @@ class KubernetesSandboxes:
         try:
             stream = await life.rejoin(pod)
             sandbox = await self._live(spec, ref.attempt_id, life, stream)
-        except BaseException:
+        except BaseException as error:
             await asyncio.shield(life.remove(self._remove_seconds()))
+            if isinstance(error, StageError) and (why := classification.abandoned(pod, error.kind, error.evidence)):
+                raise _gone(ref, why) from error
             raise
         try:
             yield sandbox

@@ -7,7 +7,7 @@ before what a pod waits for. A container's state is acted on without waiting for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -122,6 +122,19 @@ def deleted(pod: Object | None) -> Failure:
     """Somebody else deleted the pod."""
     said = "" if pod is None else f"; it was {pod.get('status', {}).get('phase', 'Pending')}"
     return _failure("deleted", f"the pod was deleted, and not by us{said}")
+
+
+def abandoned(pod: Object, kind: str, evidence: Mapping[str, object]) -> str:
+    """Why a pod was given up before another process came to adopt it; empty when it broke by itself.
+
+    `pod` as that process found it; `kind` and `evidence` of how it ended. Init ends with 0 only when it is told that
+    nobody wants it any more, or has told itself so.
+    """
+    if pod["metadata"].get("deletionTimestamp"):
+        return "it was being deleted already"
+    return (
+        "its init was sent away, or waited in vain" if (kind, evidence.get("exit_code")) == ("init_ended", "0") else ""
+    )
 
 
 def lost(seconds: float) -> Failure:
