@@ -1,8 +1,9 @@
 """A Kubernetes API server with scheduler, kubelet and controllers, in one process, for tests.
 
 What it shows was compared with a real 1.36 cluster: which field says what, in which order, after how long. Pods are
-real processes (bubblewrap) or coroutines. Not played: restarts of containers, probes, Services, enforcement of
-NetworkPolicies (the network is this machine's), and the controllers of Deployments and DaemonSets.
+real processes (bubblewrap) or coroutines, in this machine's network or, as root, in one of their own in which
+NetworkPolicies are enforced. Not played: restarts of containers, probes, Services, and the controllers of Deployments
+and DaemonSets.
 """
 
 from openforgerl.testing.fake_kubernetes.clock import Clock, Timings

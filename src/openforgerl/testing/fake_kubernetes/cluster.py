@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -28,6 +28,7 @@ from openforgerl.testing.fake_kubernetes.faults import Faults
 from openforgerl.testing.fake_kubernetes.jobs import Jobs
 from openforgerl.testing.fake_kubernetes.kinds import NAMESPACES, PODS, Object
 from openforgerl.testing.fake_kubernetes.kubelet import Kubelet
+from openforgerl.testing.fake_kubernetes.networks import PodNetwork
 from openforgerl.testing.fake_kubernetes.nodes import Nodes, NodeSpec
 from openforgerl.testing.fake_kubernetes.objects import Key, Objects
 from openforgerl.testing.fake_kubernetes.registry import Registry
@@ -49,6 +50,8 @@ class ClusterOptions:
     """Reference of an image volume → directory."""
     rotate_at: int = 10 << 20
     """Bytes of a log above which it is rotated."""
+    network: Literal["machine", "own"] = "machine"
+    """`own`: pods have addresses of their own and NetworkPolicies are enforced (networks.py; as root, on Linux)."""
     port: int = 0
     tls: bool = False
     """Serve HTTPS with a certificate of its own (needs openssl). kubectl sends its token to no other server."""
@@ -84,6 +87,7 @@ class FakeCluster:
         self._collector = Collector(self.objects, self.registry, clock, timings, self._spawn)
         self._jobs = Jobs(self.registry, clock, timings, self._spawn)
         self.nodes = Nodes(self.registry, clock, timings, self._spawn)
+        self.network = PodNetwork(self.objects, self._spawn) if self.options.network == "own" else None
         self.kubelet = Kubelet(
             registry=self.registry,
             clock=clock,
@@ -95,8 +99,11 @@ class FakeCluster:
             images=dict(self.options.images),
             volume_images=dict(self.options.volume_images),
             rotate_at=self.options.rotate_at,
+            network=self.network,
         )
         self.objects.listeners.append(self.kubelet.noticed)
+        if self.network is not None:
+            self.objects.listeners.append(self.network.noticed)
         self.watching = Watching(self.objects, self.scenarios, self.faults, clock.cluster)
         self.server = ApiServer(self.registry, self.watching, self.kubelet, self.access, self.scenarios, self.faults)
         self._runner: web.AppRunner | None = None
@@ -127,6 +134,8 @@ class FakeCluster:
             self.errors.append(error)
 
     async def __aenter__(self) -> FakeCluster:
+        if self.network is not None:
+            await self.network.open()
         self._state.mkdir(mode=0o700)
         for name in ("default", "kube-system", *self.options.namespaces):
             body: Object = {"metadata": {"name": name}, "status": {"phase": "Active"}}
@@ -186,7 +195,7 @@ class FakeCluster:
     def reachable(self, source: Key, target: Key | str, port: int) -> bool:
         """Whether the NetworkPolicies would let pod `source` (namespace, name) reach a port of `target`.
 
-        `target`: a pod, or an address outside the cluster. Nothing here enforces it. Raises Refusal (404).
+        `target`: a pod, or an address outside the cluster. Only `network="own"` enforces it. Raises Refusal (404).
         """
         found = target if isinstance(target, str) else self.objects.get(PODS, target).body
         return policies.allowed(self.objects, self.objects.get(PODS, source).body, found, port)
@@ -217,6 +226,8 @@ class FakeCluster:
         self.restore_nodes()
         if self._tasks:
             await asyncio.wait(list(self._tasks))
+        if self.network is not None:
+            await self.network.close()
         await asyncio.to_thread(shutil.rmtree, self._state, ignore_errors=True)
         if self.errors:
             raise self.errors[0]

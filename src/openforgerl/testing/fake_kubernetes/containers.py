@@ -104,6 +104,8 @@ class Launch:
     memory: int
     """Limit in bytes; 0: none."""
     hostname: str
+    network: str = ""
+    """Path of the pod's network namespace; empty: this machine's."""
 
     def place(self, path: str) -> Path:
         """Where on the host the container's `path` lies; it must be in a volume. Raises FileNotFoundError."""

@@ -23,6 +23,8 @@ def main(words: list[str]) -> int:
     """Enter, fork into the pid namespace, run; the program's exit code."""
     pid, workdir, uid, gid, *program = words
     libc = ctypes.CDLL(None, use_errno=True)
+    if os.stat(f"/proc/{pid}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino:
+        _enter(libc, os.open(f"/proc/{pid}/ns/net", os.O_RDONLY))  # it belongs to the machine's own user namespace
     names = ("ipc", "uts", "pid", "mnt")
     spaces = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in names]
     own = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY)

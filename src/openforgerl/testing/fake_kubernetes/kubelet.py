@@ -13,6 +13,7 @@ from openforgerl.testing.fake_kubernetes.collecting import Spawn
 from openforgerl.testing.fake_kubernetes.containers import Image, Runtime
 from openforgerl.testing.fake_kubernetes.inprocess import CoroutineRuntime
 from openforgerl.testing.fake_kubernetes.kinds import PODS, Resource
+from openforgerl.testing.fake_kubernetes.networks import PodNetwork
 from openforgerl.testing.fake_kubernetes.nodes import Nodes
 from openforgerl.testing.fake_kubernetes.objects import Change, Stored
 from openforgerl.testing.fake_kubernetes.podlife import Machine, PodLife
@@ -35,6 +36,7 @@ class Kubelet:
     images: dict[str, Image]
     volume_images: Mapping[str, Path]
     rotate_at: int
+    network: PodNetwork | None = None
     lives: dict[str, PodLife] = field(default_factory=dict[str, PodLife])
     """Pod uid → its life. A life outlasts its object while containers run on a lost node."""
     _processes: ProcessRuntime | None = None
@@ -60,6 +62,8 @@ class Kubelet:
         self._addresses += 1
         number = self._addresses
         address = f"127.{1 + number // 62500 % 250}.{number // 250 % 250}.{2 + number % 250}"
+        if self.network is not None:
+            address = self.network.address(number)
         machine = Machine(
             registry=self.registry,
             clock=self.clock,
@@ -70,6 +74,7 @@ class Kubelet:
             volume_images=self.volume_images,
             state=self.state,
             rotate_at=self.rotate_at,
+            network=self.network,
         )
         life = self.lives[pod.uid] = PodLife(machine, pod, planted, address)
         self.spawn(self._live(life))

@@ -23,6 +23,8 @@ class Site:
     volumes: Volumes
     folder: Path
     rotate_at: int
+    network: str = ""
+    """Path of the pod's network namespace; empty: this machine's."""
 
 
 def launch_of(slot: Slot, image: Image, site: Site) -> Launch:
@@ -52,6 +54,7 @@ def launch_of(slot: Slot, image: Image, site: Site) -> Launch:
         read_only=bool(security.get("readOnlyRootFilesystem")),
         memory=int(quantity((spec["resources"].get("limits") or {}).get("memory", 0))),
         hostname=pod["spec"].get("hostname") or pod["metadata"]["name"][:63],
+        network=site.network,
     )
 
 

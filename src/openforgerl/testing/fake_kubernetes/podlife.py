@@ -21,6 +21,7 @@ from openforgerl.testing.fake_kubernetes.containers import (
 )
 from openforgerl.testing.fake_kubernetes.kinds import PODS, Object
 from openforgerl.testing.fake_kubernetes.launching import Site, last_words, launch_of
+from openforgerl.testing.fake_kubernetes.networks import PodNetwork
 from openforgerl.testing.fake_kubernetes.nodes import Node, Nodes, NodeSpec, complaint
 from openforgerl.testing.fake_kubernetes.objects import Stored
 from openforgerl.testing.fake_kubernetes.podstatus import Phase, PodStatus, Slot
@@ -42,6 +43,8 @@ class Machine:
     volume_images: Mapping[str, Path]
     state: Path
     rotate_at: int
+    network: PodNetwork | None
+    """None: all pods live in this machine's."""
 
 
 class PodLife:
@@ -103,6 +106,8 @@ class PodLife:
                     await self._stop()
             finally:
                 await self._kill()
+                if self._machine.network is not None:
+                    await self._machine.network.detach(self.uid)
                 self._machine.nodes.release(self.uid)
                 await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
             if broken is not None:
@@ -189,6 +194,9 @@ class PodLife:
                     self._event("FailedMount", str(error), warning=True)
                 complained = True
                 await self._clock.sleep(2.0)
+        if (network := self._machine.network) is not None:
+            here = all(self._machine.image(slot.spec["image"]).program is not None for slot in self.slots)
+            await network.attach(self.uid, self.pod, self._status.address, here=here)
         await self._clock.sleep(self._timings.start + self._scenario.pull_seconds)
 
     # -- starting ---------------------------------------------------------------------------------------------------
@@ -259,7 +267,8 @@ class PodLife:
 
     def _site(self) -> Site:
         machine = self._machine
-        return Site(self.pod, machine.registry.objects, self._volumes, self._folder, machine.rotate_at)
+        network = machine.network.place(self.uid) if machine.network is not None else ""
+        return Site(self.pod, machine.registry.objects, self._volumes, self._folder, machine.rotate_at, network)
 
     async def _configured(self, slot: Slot, image: Image) -> Launch:
         while True:

@@ -1,4 +1,4 @@
-"""What NetworkPolicies say. None is enforced here (the network is this machine's), but their words can be checked."""
+"""What NetworkPolicies say. `enforcing.py` makes rules of them where pods have a network of their own."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ def allowed(objects: Objects, source: Object, target: Object | str, port: int, p
     return isinstance(target, str) or _passes(objects, target, "Ingress", source, (port, protocol))
 
 
-def _passes(objects: Objects, pod: Object, way: str, peer: Object | str, door: tuple[int, str]) -> bool:
+def rules_of(objects: Objects, pod: Object, way: str) -> list[Object] | None:
+    """The `Ingress` or `Egress` rules of every policy that selects `pod`; None when none does: all is allowed."""
     rules, selected = list[Object](), False
-    namespace = pod["metadata"]["namespace"]
-    for policy in objects.list(POLICIES, namespace):
+    for policy in objects.list(POLICIES, pod["metadata"]["namespace"]):
         spec = policy.body["spec"]
         types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if "egress" in spec else [])]
         if way in types and matches(spec.get("podSelector") or {}, pod):
             selected = True
             rules += spec.get(way.lower()) or []
-    if not selected:
+    return rules if selected else None
+
+
+def _passes(objects: Objects, pod: Object, way: str, peer: Object | str, door: tuple[int, str]) -> bool:
+    rules = rules_of(objects, pod, way)
+    if rules is None:
         return True
+    namespace = pod["metadata"]["namespace"]
     # ports are always the target's
     target = peer if way == "Egress" else pod
     peers = "to" if way == "Egress" else "from"
@@ -47,7 +53,7 @@ def _takes_port(ports: Iterable[Object], target: Object | str, door: tuple[int, 
     for entry in listed:
         wanted: Any = entry.get("port")
         if isinstance(wanted, str) and not isinstance(target, str):
-            wanted = _named_port(target, wanted)
+            wanted = named_port(target, wanted)
         ends = entry.get("endPort", wanted)
         inside = wanted is None or (isinstance(wanted, int) and wanted <= port <= ends)
         if inside and entry.get("protocol", "TCP") == protocol:
@@ -55,7 +61,7 @@ def _takes_port(ports: Iterable[Object], target: Object | str, door: tuple[int, 
     return not listed
 
 
-def _named_port(pod: Object, name: str) -> int:
+def named_port(pod: Object, name: str) -> int:
     """The number of a container's named port; -1, which nothing matches, when there is none."""
     for container in pod["spec"]["containers"]:
         for port in container.get("ports") or []:
@@ -66,10 +72,11 @@ def _named_port(pod: Object, name: str) -> int:
 
 def _takes_peer(objects: Objects, peers: Iterable[Object], peer: Object | str, namespace: str) -> bool:
     listed = list(peers)
-    return not listed or any(_is_peer(objects, entry, peer, namespace) for entry in listed)
+    return not listed or any(is_peer(objects, entry, peer, namespace) for entry in listed)
 
 
-def _is_peer(objects: Objects, entry: Object, peer: Object | str, namespace: str) -> bool:
+def is_peer(objects: Objects, entry: Object, peer: Object | str, namespace: str) -> bool:
+    """Whether a rule's `entry` means `peer` (a pod, or an address outside). `namespace`: the policy's."""
     if "ipBlock" in entry:
         address = peer if isinstance(peer, str) else (peer.get("status") or {}).get("podIP", "")
         return bool(address) and _in_block(entry["ipBlock"], address)

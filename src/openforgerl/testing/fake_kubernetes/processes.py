@@ -1,6 +1,7 @@
 """Containers that are real processes: bubblewrap with own mount, pid, ipc, uts and user namespaces.
 
-The network is this machine's: what a pod opens on 127.0.0.x is reachable by all, and NetworkPolicies are only kept.
+The network is the pod's own where it has one (networks.py), else this machine's: what a pod then opens on 127.0.0.x is
+reachable by all, and NetworkPolicies are only kept.
 """
 
 from __future__ import annotations
@@ -215,6 +216,7 @@ class ProcessRuntime:
         block_read, block_write = os.pipe()
         try:
             outer = await asyncio.create_subprocess_exec(
+                *(("nsenter", f"--net={launch.network}") if launch.network else ()),
                 str(self._bwrap),
                 *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
                 *("--uid", str(launch.uid), "--gid", str(launch.gid), "--cap-drop", "ALL"),
