@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import pytest
 
 from openforgerl.errors import ConfigError
-from openforgerl.sandboxes.kubernetes.gateway import Gateway, Stream, credential
+from openforgerl.sandboxes.credentials import Credentials
+from openforgerl.sandboxes.kubernetes.gateway import Gateway, Stream
 
 KEY = b"k" * 32
 
@@ -48,17 +49,11 @@ async def dial() -> AsyncGenerator[Dial]:
         writer.transport.abort()
 
 
-def test_a_credential_is_of_one_pod_and_one_making() -> None:
-    made = {credential(KEY, "p", "1"), credential(KEY, "p", "2"), credential(KEY, "q", "1"), credential(b"", "p", "1")}
-    assert len(made) == 4
-    assert credential(KEY, "p", "1") in made and all(len(token) == 64 for token in made)
-
-
 async def test_an_init_gets_in_by_its_own_credential_alone(gateway: Gateway, dial: Dial) -> None:
     arrived: list[Stream] = []
-    token = credential(KEY, "pod-1", "n")
-    gateway.expect("pod-1", token, arrived.append)
-    gateway.expect("pod-2", credential(KEY, "pod-2", "n"), arrived.append)
+    token = Credentials(KEY, "pod-1", "n").token()
+    gateway.expect("pod-1", Credentials(KEY, "pod-1", "n"), arrived.append)
+    gateway.expect("pod-2", Credentials(KEY, "pod-2", "n"), arrived.append)
     refusals = [
         await dial(gateway, "pod-1", "wrong"),
         await dial(gateway, "pod-2", token),
@@ -82,8 +77,8 @@ async def test_an_init_gets_in_by_its_own_credential_alone(gateway: Gateway, dia
 async def test_a_zombie_is_shut_out(gateway: Gateway, dial: Dial) -> None:
     """An attempt that was given up: its init may run on a lost node for hours, and finds the door closed."""
     arrived: list[Stream] = []
-    token = credential(KEY, "pod-1", "n")
-    gateway.expect("pod-1", token, arrived.append)
+    token = Credentials(KEY, "pod-1", "n").token()
+    gateway.expect("pod-1", Credentials(KEY, "pod-1", "n"), arrived.append)
     gateway.forget("pod-1")
     assert (await dial(gateway, "pod-1", token))[0] == 403
     assert arrived == []
@@ -92,9 +87,9 @@ async def test_a_zombie_is_shut_out(gateway: Gateway, dial: Dial) -> None:
 async def test_after_a_restart_strangers_are_told_to_come_again_until_it_is_known_whose_they_are(dial: Dial) -> None:
     gateway = Gateway("127.0.0.1", 0, settle=60)
     await gateway.start()
-    token = credential(KEY, "pod-1", "n")
+    token = Credentials(KEY, "pod-1", "n").token()
     assert (await dial(gateway, "pod-1", token))[0] == 503
-    gateway.expect("pod-1", token, lambda stream: stream[1].transport.abort())
+    gateway.expect("pod-1", Credentials(KEY, "pod-1", "n"), lambda stream: stream[1].transport.abort())
     assert (await dial(gateway, "pod-1", token))[0] == 101
     assert (await dial(gateway, "pod-1", "wrong"))[0] == 403
     gateway.forget("pod-1")
@@ -107,17 +102,17 @@ async def test_after_a_restart_strangers_are_told_to_come_again_until_it_is_know
 async def test_who_is_awaited_is_let_in_before_anybody_takes_the_connection(gateway: Gateway, dial: Dial) -> None:
     """A sandbox whose adoption comes late dials at once, and again when its connection breaks."""
     arrived: list[Stream] = []
-    token = credential(KEY, "pod-1", "n")
-    gateway.keep("pod-1", token)
+    token = Credentials(KEY, "pod-1", "n").token()
+    gateway.keep("pod-1", Credentials(KEY, "pod-1", "n"))
     assert (await dial(gateway, "pod-1", "wrong"))[0] == 403
     _, (broken, _) = await dial(gateway, "pod-1", token)
     status, (_, writer) = await dial(gateway, "pod-1", token)
     assert status == 101 and await broken.read() == b""  # the newest is the one in use
     writer.write(b"hello")
-    gateway.expect("pod-1", token, arrived.append)
+    gateway.expect("pod-1", Credentials(KEY, "pod-1", "n"), arrived.append)
     ((theirs, ours),) = arrived
     assert await theirs.readexactly(5) == b"hello"
-    gateway.keep("pod-1", token)  # too late: it has its taker
+    gateway.keep("pod-1", Credentials(KEY, "pod-1", "n"))  # too late: it has its taker
     assert (await dial(gateway, "pod-1", token))[0] == 101 and len(arrived) == 2
     for _, end in arrived:
         end.transport.abort()
@@ -127,12 +122,12 @@ async def test_who_is_awaited_is_let_in_before_anybody_takes_the_connection(gate
 @pytest.mark.parametrize("end", ["successor", "forget", "close"])
 async def test_a_connection_that_nobody_takes_is_closed(gateway: Gateway, dial: Dial, end: str) -> None:
     arrived: list[Stream] = []
-    token = credential(KEY, "pod-1", "n")
-    gateway.keep("pod-1", token)
+    token = Credentials(KEY, "pod-1", "n").token()
+    gateway.keep("pod-1", Credentials(KEY, "pod-1", "n"))
     status, (reader, _) = await dial(gateway, "pod-1", token)
     assert status == 101
     if end == "successor":  # a pod of the same name that was made anew
-        gateway.expect("pod-1", credential(KEY, "pod-1", "m"), arrived.append)
+        gateway.expect("pod-1", Credentials(KEY, "pod-1", "m"), arrived.append)
     elif end == "forget":
         gateway.forget("pod-1")
     else:
@@ -154,7 +149,7 @@ async def test_a_connection_that_nobody_takes_is_closed(gateway: Gateway, dial: 
 )
 async def test_what_is_no_dial_is_dropped(gateway: Gateway, said: bytes) -> None:
     arrived: list[Stream] = []
-    gateway.expect("pod-1", "", arrived.append)
+    gateway.expect("pod-1", Credentials(KEY, "pod-1", "n"), arrived.append)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     with contextlib.suppress(ConnectionError):
         writer.write(said)
@@ -195,8 +190,8 @@ async def test_who_says_nothing_locks_nobody_out(
     gateway: Gateway, dial: Dial, count: int, addresses: tuple[str, ...]
 ) -> None:
     """An agent has its init's address, and behind a translating node or gateway that of many other inits too."""
-    token = credential(KEY, "pod-1", "n")
-    gateway.expect("pod-1", token, lambda stream: stream[1].transport.abort())
+    token = Credentials(KEY, "pod-1", "n").token()
+    gateway.expect("pod-1", Credentials(KEY, "pod-1", "n"), lambda stream: stream[1].transport.abort())
     full, over = threading.Event(), threading.Event()
     siege = asyncio.create_task(asyncio.to_thread(besiege, gateway.port, [*addresses] * count, full, over))
     try:

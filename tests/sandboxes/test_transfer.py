@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from openforgerl.errors import ExactnessError, InputError
+from openforgerl.errors import InputError
+from openforgerl.sandboxes.channel import Unsound
 from openforgerl.sandboxes.transfer import Tree, walk
 
 
@@ -13,18 +14,18 @@ from openforgerl.sandboxes.transfer import Tree, walk
 )
 @pytest.mark.parametrize("entry", ["file", "directory"])
 def test_no_path_leads_out(tmp_path, path, entry):
-    tree = Tree(tmp_path / "out", limit=100, modes=0o777)
-    with pytest.raises(ExactnessError, match="not our init"):
+    tree = Tree(tmp_path / "out", limit=100, entries=10, modes=0o777)
+    with pytest.raises(Unsound, match="path"):
         tree.take({"entry": entry, "path": path, "mode": 0o644}, b"")
     assert [item.name for item in tmp_path.iterdir()] == ["out"]
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_no_more_bytes_than_the_limit(tmp_path):
-    tree = Tree(tmp_path / "out", limit=5, modes=0o777)
+    tree = Tree(tmp_path / "out", limit=5, entries=10, modes=0o777)
     tree.take({"entry": "file", "path": "/a", "mode": 0o7755}, b"")
     tree.take({"data": True}, b"12345")
-    with pytest.raises(ExactnessError, match="more than it announced"):
+    with pytest.raises(Unsound, match="more bytes than"):
         tree.take({"data": True}, b"6")
     tree.end()
     assert (tmp_path / "out/a").read_bytes() == b"12345"
@@ -32,11 +33,11 @@ def test_no_more_bytes_than_the_limit(tmp_path):
 
 
 def test_data_without_a_file_and_a_file_twice(tmp_path):
-    tree = Tree(tmp_path / "out", limit=5, modes=0o777)
-    with pytest.raises(ExactnessError):
+    tree = Tree(tmp_path / "out", limit=5, entries=10, modes=0o777)
+    with pytest.raises(Unsound, match="of no file"):
         tree.take({"data": True}, b"1")
     tree.take({"entry": "file", "path": "/a/b", "mode": 0o644}, b"")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(Unsound, match="twice"):
         tree.take({"entry": "file", "path": "/a/b", "mode": 0o644}, b"")
     tree.end()
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from openforgerl.errors import InputError, StageError
-from openforgerl.sandboxes.channel import MOST_STDIN, Channel, Gone
+import msgspec
+
+from openforgerl.errors import InputError, StageError, StoreError
+from openforgerl.sandboxes.channel import MOST_STDIN, Channel, Gone, Unsound
 from openforgerl.sandboxes.forward import Forwarder
 from openforgerl.sandboxes.guards import Guards
 from openforgerl.sandboxes.options import SandboxOptions
@@ -21,8 +24,34 @@ from openforgerl.sandboxes.spec import AGENT_PATH
 from openforgerl.sandboxes.transfer import Tree, pieces, walk
 from openforgerl.types import Exit, JsonValue, Origin, SandboxRef, SandboxSpec, Stage
 
+log = logging.getLogger(__name__)
+
 _ANSWER_GRACE = 15.0
 """Seconds that init may take beyond a program's own timeout before the sandbox counts as broken."""
+_SILENCE = 120.0
+"""Seconds without a frame of an export, beyond a connection's patience, after which the sandbox counts as broken."""
+
+Told = TypeVar("Told")
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """How init says that a program ended. `stdout`: bytes of its output that are standard output."""
+
+    code: int | None
+    signal: int | None
+    stdout: int
+    timed_out: bool
+    oom: bool
+    seconds: float
+
+
+class _Killed(msgspec.Struct, frozen=True):
+    survivors: list[tuple[int, str, str]]
+
+
+class _Exported(msgspec.Struct, frozen=True):
+    skipped: list[tuple[str, str]]
+    skipped_more: int = 0
 
 
 class Vessel(Protocol):
@@ -144,24 +173,29 @@ class LiveSandbox:
             "key": key,
         }
         answer, output = await self._call(
-            "exec", header, stdin, timeout=timeout + _ANSWER_GRACE, started=self._vessel.admit
+            "exec",
+            header,
+            stdin,
+            timeout=timeout + _ANSWER_GRACE,
+            most=2 * output_limit,
+            started=self._vessel.admit,
         )
-        return _exit(answer, output, oom=self._oom_kills() > before)
+        return await self._exit(answer, output, oom=self._oom_kills() > before)
 
     async def claim(self, key: str) -> Exit:
         """How a program ended that whoever had this sandbox before us started with `key`; waits for it.
 
-        Raises InputError when there is none, StageError when the sandbox is gone.
+        As often as it is asked for. Raises InputError when there is none, StageError when the sandbox is gone.
         """
         try:
             answer, output = await self._live().claim(key)
         except Gone as error:
-            raise await self._vessel.obituary() from error
-        return _exit(answer, output, oom=False)
+            raise await self._ruin(error) from error
+        return await self._exit(answer, output, oom=False)
 
     async def read(self, path: str, *, limit: int) -> bytes:
         """A regular file's bytes. Raises FileNotFoundError; InputError for a link, another kind, or too large."""
-        _, data = await self._call("read", {"path": path, "limit": limit})
+        _, data = await self._call("read", {"path": path, "limit": limit}, most=limit)
         return data
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -190,7 +224,7 @@ class LiveSandbox:
         answer, _ = await self._call("kill", header, timeout=timeout + _ANSWER_GRACE)
         if not self._guards.complete_kill:
             return
-        survivors, seen = answer["survivors"], self._vessel.survivors()
+        survivors, seen = (await self._told(answer, _Killed)).survivors, self._vessel.survivors()
         if survivors or seen:
             raise StageError(
                 Stage.KILL,
@@ -208,19 +242,30 @@ class LiveSandbox:
         Raises StageError(VERIFY, too_large), of the policy's making, above it.
         """
         modes = 0o777 if self._guards.plain_files else 0o7777
-        tree = Tree(destination, limit=limit, modes=modes)
-        header: dict[str, JsonValue] = {"paths": list(paths), "limit": limit, "most": self._options.export_entries}
+        most = self._options.export_entries
+        tree = Tree(destination, limit=limit, entries=most, modes=modes)
+        header: dict[str, JsonValue] = {"paths": _outermost(paths), "limit": limit, "most": most}
+        longest = _SILENCE + (self._channel.patience or 0.0)
+        loop, silence = asyncio.get_running_loop(), asyncio.timeout(longest)
         try:
-            async with contextlib.aclosing(self._live().stream("export", header)) as frames:
+            async with silence, contextlib.aclosing(self._live().stream("export", header)) as frames:
                 async for frame, data in frames:
+                    silence.reschedule(loop.time() + longest)
                     if frame.get("restart"):
                         tree.restart()
                         continue
                     tree.take(frame, data)
                     if frame.get("done"):
-                        self._report["export_skipped"] = frame["skipped"]
+                        told = await self._told(frame, _Exported)
+                        self._report["export_skipped"] = [list(pair) for pair in told.skipped]
+                        if told.skipped_more:
+                            self._report["export_skipped_more"] = told.skipped_more
         except Gone as error:
-            raise await self._vessel.obituary() from error
+            raise await self._ruin(error) from error
+        except TimeoutError as error:
+            if not silence.expired():
+                raise
+            raise await self._hung("export", longest) from error
         finally:
             tree.end()
 
@@ -230,10 +275,15 @@ class LiveSandbox:
         await self._forwarder.start(self.take_listener())
 
     async def close(self) -> None:
-        """End it: no process, mount, cgroup or record stays. Idempotent; finishes even when cancelled."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        await asyncio.shield(self._closing)
+        """End it: no process, mount, cgroup or record stays. Idempotent; finishes even when cancelled.
+
+        Raises StageError, StoreError when something stays: its record does too, for the reaper, and another call
+        tries again.
+        """
+        closing = self._closing
+        if closing is None or (closing.done() and not closing.cancelled() and closing.exception() is not None):
+            closing = self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(closing)
 
     async def begin(self, settings: dict[str, JsonValue]) -> dict[str, Any]:
         """Hand init its settings (`spec.init_settings`); its answer. Called once, by the backend."""
@@ -251,23 +301,56 @@ class LiveSandbox:
         payload: bytes = b"",
         *,
         timeout: float = 60.0,
+        most: int = 0,
         started: Callable[[int], None] | None = None,
     ) -> tuple[dict[str, Any], bytes]:
         """One command with a deadline of ours: an init that does not answer ends the sandbox."""
         try:
             async with asyncio.timeout(timeout):
-                return await self._live().call(op, header, payload, started=started)
+                return await self._live().call(op, header, payload, most=most, started=started)
         except Gone as error:
-            raise await self._vessel.obituary() from error
+            raise await self._ruin(error) from error
         except TimeoutError as error:
+            raise await self._hung(op, timeout) from error
+
+    async def _ruin(self, error: Gone) -> StageError:
+        """Why the sandbox is no more. One whose init cannot be trusted is destroyed."""
+        if not isinstance(error, Unsound):
+            return await self._vessel.obituary()
+        await self._give_up()
+        text = f"the sandbox's init said what no init of ours says ({error}); the sandbox is destroyed"
+        return StageError(Stage.SANDBOX, "init_unsound", text, origin=Origin.INFRASTRUCTURE, retryable=True)
+
+    async def _hung(self, op: str, seconds: float) -> StageError:
+        await self._give_up()
+        text = f"the sandbox's init did not answer {op!r} within {seconds:.0f} s; the sandbox is destroyed"
+        return StageError(Stage.SANDBOX, "sandbox_hangs", text, origin=Origin.INFRASTRUCTURE, retryable=True)
+
+    async def _give_up(self) -> None:
+        """Close it. That something stays is told again when its owner closes it, and hides no reason."""
+        try:
             await self.close()
-            raise StageError(
-                Stage.SANDBOX,
-                "sandbox_hangs",
-                f"the sandbox's init did not answer {op!r} within {timeout:.0f} s; the sandbox is destroyed",
-                origin=Origin.INFRASTRUCTURE,
-                retryable=True,
-            ) from error
+        except (StageError, StoreError) as error:
+            log.warning("sandbox of %s: %s", self.ref.attempt_id, error)
+
+    async def _told(self, answer: dict[str, Any], kind: type[Told]) -> Told:
+        """An answer as it should be. Raises StageError when it is not."""
+        try:
+            return msgspec.convert(answer, kind)
+        except msgspec.ValidationError as error:
+            raise await self._ruin(Unsound(str(error))) from error
+
+    async def _exit(self, answer: dict[str, Any], output: bytes, *, oom: bool) -> Exit:
+        told = await self._told(answer, _Ended)
+        return Exit(
+            code=told.code,
+            signal=told.signal,
+            stdout=output[: told.stdout],
+            stderr=output[told.stdout :],
+            timed_out=told.timed_out,
+            oom=told.oom or oom,
+            seconds=told.seconds,
+        )
 
     def _live(self) -> Channel:
         if self._closing is not None:
@@ -286,13 +369,11 @@ class LiveSandbox:
         await self._vessel.destroy()
 
 
-def _exit(answer: dict[str, Any], output: bytes, *, oom: bool) -> Exit:
-    return Exit(
-        code=answer["code"],
-        signal=answer["signal"],
-        stdout=output[: answer["stdout"]],
-        stderr=output[answer["stdout"] :],
-        timed_out=answer["timed_out"],
-        oom=answer["oom"] or oom,
-        seconds=answer["seconds"],
-    )
+def _outermost(paths: Sequence[str]) -> list[JsonValue]:
+    """Without what lies in another of them, and would be sent twice."""
+    clean = ["/" + "/".join(part for part in path.split("/") if part) for path in paths]
+    return [
+        path
+        for at, path in enumerate(clean)
+        if path not in clean[:at] and not any(path.startswith(other + "/") for other in clean)
+    ]

@@ -43,6 +43,8 @@ class FakePod:
     files: dict[str, tuple[bytes, int]] = field(default_factory=dict[str, tuple[bytes, int]])
     """Absolute path → (bytes, mode)."""
     writer: asyncio.StreamWriter | None = None
+    token: str = ""
+    """Its credential for the next connection."""
     last: int = 0
     jobs: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
     keys: dict[int, str] = field(default_factory=dict[int, str])
@@ -54,12 +56,12 @@ class FakePod:
         """Dial until the gateway says that it is over, or for `patience` seconds in vain. TERM is ignored, as by a
         first process without a handler."""
         settings: Header = json.loads(context.argv[-1])
-        token = context.env[settings["token_env"]]
+        self.token = context.env[settings["token_env"]]
         lost, tries = time.monotonic(), 0
         try:
             while time.monotonic() - lost < settings["patience"]:
                 try:
-                    await self._converse(settings, token)
+                    await self._converse(settings)
                     lost, tries = time.monotonic(), 0
                 except (OSError, asyncio.IncompleteReadError):
                     tries += 1
@@ -73,12 +75,12 @@ class FakePod:
                 self.writer.transport.abort()
         return 0
 
-    async def _converse(self, settings: Header, token: str) -> None:
+    async def _converse(self, settings: Header) -> None:
         """One connection, to its end."""
         reader, writer = await asyncio.open_connection(settings["host"], settings["port"])
         try:
             words = f"GET {settings['path']} HTTP/1.1\r\nHost: {settings['host']}\r\nConnection: Upgrade\r\n"
-            words += f"Upgrade: openforgerl-sandbox\r\nAuthorization: Bearer {token}\r\n\r\n"
+            words += f"Upgrade: openforgerl-sandbox\r\nAuthorization: Bearer {self.token}\r\n\r\n"
             writer.write(words.encode())
             status = int((await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)[1])
             if status in _FINAL:
@@ -114,7 +116,11 @@ class FakePod:
             case "cancel" if target in self.jobs:
                 self.jobs[target].cancel()
             case "ack":
-                self.kept.pop(target, None)
+                if not self.keys.get(target):
+                    self.kept.pop(target, None)
+            case "credential":
+                self.token = header["token"]
+                self.say({"id": number, "done": True})
             case "claim":
                 self._claim(target)
             case "read":

@@ -10,6 +10,11 @@ import stat
 from .frames import CHUNK, Control, Header, Refused
 
 MOST_DEPTH = 64
+MOST_PATH = 3000
+"""Bytes: whoever takes an export writes it below a directory of its own, with 4095 in all."""
+MOST_SKIPPED = 1000
+MOST_SKIPPED_TEXT = 100_000
+"""Characters: an agent may make a list of what cannot be exported longer than any frame."""
 
 
 class Files:
@@ -105,24 +110,38 @@ class Export:
         self.most: int = header["most"]
         self.entries_left: int = header["most"]
         self.skipped: list[list[str]] = []
+        self.skipped_text = 0
+        self.skipped_more = 0
 
     def run(self, paths: list[str]) -> None:
         for path in paths:
             try:
                 directory, name = self.files.parent(path)
             except Refused as error:
-                self.skipped.append([path, str(error)])
+                self.skip(path, str(error))
                 continue
             try:
                 self.visit(directory, name, "/" + "/".join(part for part in path.split("/") if part), 0)
             finally:
                 os.close(directory)
-        self.control.send({"id": self.id, "done": True, "skipped": self.skipped[:1000]})
+        end = {"id": self.id, "done": True, "skipped": self.skipped, "skipped_more": self.skipped_more}
+        self.control.send(end)
+
+    def skip(self, path: str, why: str) -> None:
+        """Written down, as long as there is room."""
+        path, why = path[-500:], why[-500:]
+        self.skipped_text += len(path) + len(why)
+        if len(self.skipped) < MOST_SKIPPED and self.skipped_text <= MOST_SKIPPED_TEXT:
+            self.skipped.append([path, why])
+        else:
+            self.skipped_more += 1
 
     def visit(self, directory: int, name: str, path: str, depth: int) -> None:
         self.entries_left -= 1
         if self.entries_left < 0:
-            raise Refused(f"{path}: more than {self.most} files and directories to export", "limit")
+            raise Refused(f"{path[-500:]}: more than {self.most} files and directories to export", "limit")
+        if len(os.fsencode(path)) > MOST_PATH:
+            raise Refused(f"{path[-500:]}: longer than {MOST_PATH} bytes", "limit")
         try:
             info = os.stat(name, dir_fd=directory, follow_symlinks=not self.files.plain)
             if stat.S_ISDIR(info.st_mode):
@@ -130,17 +149,17 @@ class Export:
             elif stat.S_ISREG(info.st_mode) or not self.files.plain:
                 self.file(directory, name, path)
             else:
-                self.skipped.append([path, "neither a regular file nor a directory"])
+                self.skip(path, "neither a regular file nor a directory")
         except OSError as error:
-            self.skipped.append([path, str(error.strerror)])
+            self.skip(path, str(error.strerror))
         except Refused as error:
             if error.kind == "limit":
                 raise
-            self.skipped.append([path, str(error)])
+            self.skip(path, str(error))
 
     def directory(self, parent: int, name: str, path: str, depth: int) -> None:
         if depth >= MOST_DEPTH:
-            raise Refused(f"{path}: deeper than {MOST_DEPTH} directories", "limit")
+            raise Refused(f"{path[-500:]}: deeper than {MOST_DEPTH} directories", "limit")
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | self.files.nofollow | os.O_CLOEXEC, dir_fd=parent)
         try:
             self.control.send({"id": self.id, "entry": "directory", "path": path})
@@ -153,7 +172,7 @@ class Export:
         fd, info = self.files.open_file(directory, name)
         with open(fd, "rb") as file:
             if info.st_size > self.bytes_left:
-                raise Refused(f"{path}: the export is larger than the limit of {self.limit} bytes", "limit")
+                raise Refused(f"{path[-500:]}: the export is larger than the limit of {self.limit} bytes", "limit")
             mode = stat.S_IMODE(info.st_mode)
             if self.files.plain:
                 mode = 0o755 if mode & 0o100 else 0o644

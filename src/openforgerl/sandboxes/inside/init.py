@@ -12,9 +12,10 @@ comes from inside the pid namespace, SIGKILL and SIGSTOP too.
 * `inherit FD PORT UNDUMPABLE WORD` and `connect PATH PORT UNDUMPABLE WORD`: a Unix socket; the hello is one byte with
   the socket that listens on 127.0.0.1:PORT. The end of the control socket ends the sandbox. WORD is how the host
   finds us.
-* `dial SETTINGS`: over TCP. The hello is a frame: the pid namespace, the last command seen, and each program whose end
-  the host has not acknowledged. When the connection is lost, programs go on and init dials again; what the host sends
-  twice is done once. `forward` in SETTINGS: connections to 127.0.0.1:`listen` are carried to that address.
+* `dial SETTINGS`: over TCP. The hello is a frame: the namespaces, the last command seen, and each program that has a
+  key, or whose end the host has not acknowledged. When the connection is lost, programs go on and init dials again, by
+  the credential that the host gave it last; what the host sends twice is done once. `forward` in SETTINGS: connections
+  to 127.0.0.1:`listen` are carried to that address.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from .relay import Relay
 PR_SET_DUMPABLE = 4
 SEND_PATIENCE = 60.0
 """Seconds for a dialled host to take what is sent before the connection counts as lost."""
+MOST_KEPT = 16
+"""Ends of programs with a key that are kept after the host had them."""
 
 
 class Init:
@@ -50,7 +53,8 @@ class Init:
         self.score = score
         self.jobs: dict[int, Job] = {}
         self.kept: dict[int, tuple[Header, bytes]] = {}
-        """Ends of programs that a host that may come back has not acknowledged."""
+        """Ends of programs that a host that may come back has not acknowledged; of those with a key, the last ones
+        even so: it may die with what it has heard and not written down."""
         self.last = 0
         self.settings: Header = {}
         self.files = Files(plain=True)
@@ -147,8 +151,11 @@ class Init:
 
     def command(self, header: Header, payload: bytes) -> None:
         self.last = max(self.last, header["id"])
+        work = getattr(self, "do_" + header["op"], None)
         try:
-            answer = getattr(self, "do_" + header["op"])(header, payload)
+            if work is None:  # of a host that is newer than we are
+                raise Refused(f"{header['op']!r} is no command of this init")
+            answer = work(header, payload)
         except Refused as error:
             answer = {"error": str(error), "kind": error.kind}
         except OSError as error:
@@ -162,9 +169,18 @@ class Init:
         return {}
 
     def do_ack(self, header: Header, payload: bytes) -> None:
-        """The host has a program's end, for good."""
+        """The host has a program's end. It may ask once more for that of one with a key."""
         del payload
-        self.kept.pop(header["target"], None)
+        ended = self.kept.get(header["target"])
+        if ended is not None and not ended[0]["key"]:
+            del self.kept[header["target"]]
+
+    def do_credential(self, header: Header, payload: bytes) -> Header:
+        """By what the next connection is to be made; the one before is dead once this is answered."""
+        del payload
+        if self.dial is not None:
+            self.dial.token = header["token"]
+        return {}
 
     def do_claim(self, header: Header, payload: bytes) -> None:
         """Send a program's end (again) when there is one; else it comes when it comes. For a host that took over."""
@@ -310,6 +326,8 @@ class Init:
         }
         if self.dial is not None:
             self.kept[job.id] = (header, tails[0] + tails[1])
+            for number in [number for number, (ended, _) in self.kept.items() if ended["key"]][:-MOST_KEPT]:
+                del self.kept[number]
         self.say(header, tails[0] + tails[1])
 
     def forget(self, fd: int) -> None:
@@ -363,7 +381,7 @@ def own_status() -> dict[str, str]:
     """What the kernel says of init, which every program inherits."""
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         lines = [line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line]
-    return {name: value for name, value in lines if name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Uid")}
+    return {name: " ".join(value.split()) for name, value in lines if name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Uid")}
 
 
 def main() -> None:

@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 from openforgerl.errors import ConfigError, InputError, StageError
 from openforgerl.sandboxes import seccomp
 from openforgerl.sandboxes.channel import Channel, Gone
+from openforgerl.sandboxes.credentials import Credentials
 from openforgerl.sandboxes.guards import Guards
 from openforgerl.sandboxes.kubernetes import classification, manifests, names
 from openforgerl.sandboxes.kubernetes.access import find_access
 from openforgerl.sandboxes.kubernetes.cluster import POD, Cluster, ClusterError, Object, selector
-from openforgerl.sandboxes.kubernetes.gateway import PATH, Gateway, Stream, credential
+from openforgerl.sandboxes.kubernetes.gateway import PATH, Gateway, Stream
 from openforgerl.sandboxes.kubernetes.http import HttpCluster
 from openforgerl.sandboxes.kubernetes.lifecycle import Facility, PodLife
 from openforgerl.sandboxes.kubernetes.manifests import Boarding
@@ -107,10 +108,11 @@ class KubernetesSandboxes:
         manifests.check(spec, self._options)
         hold, _, facility = await self._run(spec.run_id)
         name, nonce = names.pod_name(spec.run_id, attempt_id), secrets.token_hex(8)
+        credentials = Credentials(self._key, name, nonce)
         boarding = Boarding(
-            attempt_id=attempt_id, nonce=nonce, arguments=self._dial(name), env={_TOKEN_ENV: self._token(name, nonce)}
+            attempt_id=attempt_id, nonce=nonce, arguments=self._dial(name), env={_TOKEN_ENV: credentials.token()}
         )
-        life = PodLife(facility, name, self._token(name, nonce))
+        life = PodLife(facility, name, credentials)
         try:
             stream = await life.board(manifests.pod(spec, self._options, boarding, hold.owner))
             sandbox = await self._live(spec, attempt_id, life, stream)
@@ -138,7 +140,9 @@ class KubernetesSandboxes:
             raise _gone(ref, str(error)) from error
         if pod["metadata"]["uid"] != ref.detail["uid"]:
             raise _gone(ref, "another pod has its name by now")
-        life = PodLife(facility, name, self._token(name, str(pod["metadata"]["annotations"][names.NONCE_NOTE])))
+        # Its init was handed the second credential before it answered the first command: the first is dead.
+        nonce = str(pod["metadata"]["annotations"][names.NONCE_NOTE])
+        life = PodLife(facility, name, Credentials(self._key, name, nonce, first=1))
         try:
             stream = await life.rejoin(pod)
             sandbox = await self._live(spec, ref.attempt_id, life, stream)
@@ -253,7 +257,9 @@ class KubernetesSandboxes:
     async def _live(self, spec: SandboxSpec, attempt_id: str, life: PodLife, stream: Stream) -> LiveSandbox:
         """The sandbox over its init's connection. Whoever calls removes the pod when this fails."""
         try:
-            channel = await Channel.dialled(*stream, patience=self._options.reconnect_timeout)
+            channel = await Channel.dialled(
+                *stream, patience=self._options.reconnect_timeout, credentials=life.credentials
+            )
         except (Gone, TimeoutError) as error:
             stream[1].transport.abort()
             raise await _no_hello(life) from error
@@ -287,9 +293,6 @@ class KubernetesSandboxes:
             "patience": self._options.reconnect_timeout,
         }
         return ["dial", json.dumps(settings)]
-
-    def _token(self, name: str, nonce: str) -> str:
-        return credential(self._key, name, nonce)
 
     def _remove_seconds(self) -> float:
         return self._options.grace + self._all.kill_timeout

@@ -1,14 +1,12 @@
 """Where the init of a pod dials in: one TCP port, one short HTTP exchange, then the frames of `channel.py`.
 
-A pod is admitted by its own credential, which is worth nothing once its attempt is over: the init of a pod on a lost
-node, which nobody can kill, finds the door closed (fencing).
+A pod is admitted by its own credentials, each of which is worth nothing once init has the next, and all once its
+attempt is over: the init of a pod on a lost node, which nobody can kill, finds the door closed (fencing).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import os
 import resource
@@ -17,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from openforgerl.errors import ConfigError
+from openforgerl.sandboxes.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +41,6 @@ which far fewer than a share may come behind it: a flood drops its own."""
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def credential(key: bytes, pod: str, nonce: str) -> str:
-    """A pod's credential. Derived, so that a restarted orchestrator knows those of the pods it finds."""
-    return hmac.new(key, f"{pod}\n{nonce}".encode(), hashlib.sha256).hexdigest()
-
-
 class Gateway:
     """Admits inits and hands each one's stream to whoever expects it."""
 
@@ -57,7 +51,7 @@ class Gateway:
         self._over: set[str] = set()
         self._wanted_port = port
         self._server: asyncio.Server | None = None
-        self._expected: dict[str, tuple[bytes, Callable[[Stream], None]]] = {}
+        self._expected: dict[str, tuple[Credentials, Callable[[Stream], None]]] = {}
         self._kept: dict[str, Stream] = {}
         self._waiting: dict[str, dict[asyncio.Task[None], asyncio.StreamWriter]] = {}
         self._most = _MOST_WAITING
@@ -97,22 +91,22 @@ class Gateway:
         """Connections that have not shown a credential yet."""
         return sum(map(len, self._waiting.values()))
 
-    def expect(self, pod: str, token: str, arrived: Callable[[Stream], None]) -> None:
-        """Admit `pod` by `token` from now on, again and again (a broken connection is dialled anew).
+    def expect(self, pod: str, credentials: Credentials, arrived: Callable[[Stream], None]) -> None:
+        """Admit `pod` by `credentials` from now on, again and again (a broken connection is dialled anew).
 
         One that was kept for it by `keep` arrives at once.
         """
         self._over.discard(pod)
-        before, hashed, kept = self._expected.get(pod), _hashed(token), self._kept.pop(pod, None)
-        self._expected[pod] = (hashed, arrived)
+        before, kept = self._expected.get(pod), self._kept.pop(pod, None)
+        self._expected[pod] = (credentials, arrived)
         if kept is None:
             return
-        if before is not None and hmac.compare_digest(before[0], hashed):
+        if before is not None and credentials.continues(before[0]):
             arrived(kept)
         else:  # of a predecessor of the same name
             kept[1].transport.abort()
 
-    def keep(self, pod: str, token: str) -> None:
+    def keep(self, pod: str, credentials: Credentials) -> None:
         """Admit `pod`, which somebody will `expect` later, and hold its newest connection until then."""
 
         def arrived(stream: Stream) -> None:
@@ -121,7 +115,7 @@ class Gateway:
             self._kept[pod] = stream
 
         if pod not in self._expected:
-            self.expect(pod, token, arrived)
+            self.expect(pod, credentials, arrived)
 
     def forget(self, pod: str) -> None:
         """Refuse `pod` from now on: its attempt is over, whatever still runs of it."""
@@ -204,7 +198,7 @@ class Gateway:
         token = head.get("authorization", "").removeprefix("Bearer ")
         if found is None or head.get("upgrade", "").lower() != UPGRADE:
             return None
-        return found[1] if hmac.compare_digest(found[0], _hashed(token)) else None
+        return found[1] if found[0].admits(token) else None
 
 
 def _pod_of(head: dict[str, str]) -> str:
@@ -230,7 +224,3 @@ def _keep_alive(writer: asyncio.StreamWriter) -> None:
     for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, option):
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def _hashed(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()

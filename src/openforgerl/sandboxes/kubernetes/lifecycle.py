@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from openforgerl.errors import StageError
+from openforgerl.sandboxes.credentials import Credentials
 from openforgerl.sandboxes.kubernetes import classification
 from openforgerl.sandboxes.kubernetes.classification import CONTAINER, Ended, Lost, Running, Waiting
 from openforgerl.sandboxes.kubernetes.cluster import POD, Cluster, ClusterError, Object
@@ -48,11 +49,11 @@ class Facility:
 class PodLife:
     """Make it, wait for its init, notice its end, remove it."""
 
-    def __init__(self, facility: Facility, name: str, token: str) -> None:
+    def __init__(self, facility: Facility, name: str, credentials: Credentials) -> None:
         self._facility = facility
         self._options = facility.options
         self.name = name
-        self._token = token
+        self.credentials = credentials
         self.news: News = facility.watch.follow(name)
         self._stream: Stream | None = None
         self._arrived = asyncio.Event()
@@ -68,7 +69,7 @@ class PodLife:
 
     async def board(self, manifest: Object) -> Stream:
         """Ask for the pod and wait until its init has dialled in. Raises StageError with what kept it from that."""
-        self._facility.gateway.expect(self.name, self._token, self._take_stream)
+        self._facility.gateway.expect(self.name, self.credentials, self._take_stream)
         try:
             async with self._facility.pending:
                 await self._facility.starts.take()
@@ -81,7 +82,7 @@ class PodLife:
 
     async def rejoin(self, pod: Object) -> Stream:
         """Wait for the init of a pod that an earlier process made."""
-        self._facility.gateway.expect(self.name, self._token, self._take_stream)
+        self._facility.gateway.expect(self.name, self.credentials, self._take_stream)
         self.news.made(pod)
         stream = await self._await_init()
         self._watching = asyncio.create_task(self._notice())
