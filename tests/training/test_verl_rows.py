@@ -15,12 +15,12 @@ import pytest
 from openforgerl.engines.options import EngineOptions
 from openforgerl.errors import ConfigError, EngineError, ExactnessError, InputError
 from openforgerl.store import Database, RunStore
+from openforgerl.training.borrowed import BorrowedEngine
 from openforgerl.training.configs import GrpoConfig, SftConfig
+from openforgerl.training.legs import Legs
 from openforgerl.training.options import GrpoOptions, LearnerOptions, OptimizerOptions, SftOptions
 from openforgerl.training.rows import rows_of
 from openforgerl.training.verl.command import arguments, grpo_overrides, sft_overrides
-from openforgerl.training.verl.engine import ServerEngine
-from openforgerl.training.verl.legs import Legs
 from openforgerl.types import (
     Attempt,
     Chunk,
@@ -117,12 +117,12 @@ class Servers:
         return answer
 
 
-def engine_on(*answers: Answer | Exception | float, context: int = 100) -> tuple[ServerEngine, Servers]:
+def engine_on(*answers: Answer | Exception | float, context: int = 100) -> tuple[BorrowedEngine, Servers]:
     servers = Servers(list(answers))
-    return ServerEngine(servers.generate, context_length=context, stop_ids=(2, 0), retry_seconds=0.001), servers
+    return BorrowedEngine(servers.generate, context_length=context, stop_ids=(2, 0), retry_seconds=0.001), servers
 
 
-async def chunks_of(engine: ServerEngine, sampling: Sampling, deadline: float | None = None) -> Sequence[Chunk]:
+async def chunks_of(engine: BorrowedEngine, sampling: Sampling, deadline: float | None = None) -> Sequence[Chunk]:
     answer = engine.generate(Prompt(ids=(5, 6, 7)), sampling, affinity="attempt-1", deadline=deadline)
     return [chunk async for chunk in answer]
 
@@ -208,25 +208,25 @@ async def test_a_run_that_went_further_than_its_checkpoint_starts_a_new_leg(tmp_
     try:
         store = RunStore(database)
         await store.put_run("run", "digest", {})
-        assert (await Legs.resume(store, 0)).place(1, task) == ("train", 0)
+        assert (await Legs.resume(store, 0, "verl")).place(1, task) == ("train", 0)
         await commit(store, "train", 1, 0)
         await commit(store, "eval:base", 0, 9)  # somebody else's
         # Killed before a step was made of it: the same ids, so that what is finished is not run again.
-        assert (await Legs.resume(store, 0)).place(1, task) == ("train", 0)
+        assert (await Legs.resume(store, 0, "verl")).place(1, task) == ("train", 0)
         await commit(store, "train", 2, 1)
-        legs = await Legs.resume(store, 0)
+        legs = await Legs.resume(store, 0, "verl")
         assert legs.place(1, task) == ("train:1.0", 0)
         assert legs.place(1, task) == ("train:1.1", 1)
         assert legs.place(2, task) == ("train:1.0", 0)
         await commit(store, "train:1.0", 1, 0)
-        assert (await Legs.resume(store, 0)).place(1, task) == ("train:1.0", 0)
+        assert (await Legs.resume(store, 0, "verl")).place(1, task) == ("train:1.0", 0)
         await commit(store, "train:1.0", 2, 1)
-        assert (await Legs.resume(store, 0)).place(1, task) == ("train:2.0", 0)
-        assert (await Legs.resume(store, 1)).place(2, task) == ("train:1.0", 0)
+        assert (await Legs.resume(store, 0, "verl")).place(1, task) == ("train:2.0", 0)
+        assert (await Legs.resume(store, 1, "verl")).place(2, task) == ("train:1.0", 0)
         # Weights that were only measured are of a past that never was, too.
         await commit(store, legs.validation(2), 2, 2)
         assert legs.validation(2) == "eval:verl.1.2"
-        assert (await Legs.resume(store, 1)).validation(2) == "eval:verl.2.2"
+        assert (await Legs.resume(store, 1, "verl")).validation(2) == "eval:verl.2.2"
     finally:
         await database.close()
 

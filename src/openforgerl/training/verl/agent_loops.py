@@ -27,10 +27,10 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from openforgerl.errors import TrainingError
 from openforgerl.protocols import GroupSource
+from openforgerl.training.borrowed import BorrowedEngine
+from openforgerl.training.legs import Legs
 from openforgerl.training.rooms import HarnessGroups
 from openforgerl.training.rows import Group, Row, graded
-from openforgerl.training.verl.engine import ServerEngine
-from openforgerl.training.verl.legs import Legs
 from openforgerl.training.verl.runs import read_config
 from openforgerl.types import Sampling, Task, Verdict
 
@@ -48,7 +48,7 @@ class AgentLoops:
         self._rollout = rollout
         self._sync = config.trainer.v1.trainer_mode == "sync"
         self._groups = HarnessGroups(self._config, folder)
-        self._engine = ServerEngine(
+        self._engine = BorrowedEngine(
             # The plain client's method, also of the client that resumes by itself: it hides which weights sampled what.
             functools.partial(LLMServerClient.generate, llm_client),
             context_length=rollout.max_model_len,
@@ -77,7 +77,7 @@ class AgentLoops:
         trained = step if validate else step - 1  # veRL validates after the step that it trains
         if self._legs is None:
             store = self._groups.rooms.folder.store
-            self._legs = self._groups.thread.wait(Legs.resume(store, trained))
+            self._legs = self._groups.thread.wait(Legs.resume(store, trained, "verl"))
             self._engine.serves(trained)
         elif self._sync:
             self._engine.serves(trained)

@@ -1,12 +1,19 @@
-"""veRL's inference servers as our engine: ids in, ids out, sticky by session, the weights version of every token."""
+"""A trainer's own inference servers as our engine: ids in, ids out, sticky by session, the version of every token.
+
+veRL's `LLMServerClient` is such a server, and so is the vLLM actor that OpenRLHF gives an agent executor.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from PIL import Image, ImageOps
+
+from openforgerl.engines.continuing import Answer
 from openforgerl.errors import EngineError
 from openforgerl.types import Chunk, FinishReason, Prompt, Sampling
 
@@ -27,14 +34,21 @@ class Generate(Protocol):
     """`LLMServerClient.generate` of veRL 0.9: one whole answer, from the server that has seen `request_id` before."""
 
     async def __call__(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
-    ) -> TokenAnswer: ...
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        image_data: list[Any] | None = None,
+    ) -> TokenAnswer:
+        """`image_data`: Pillow images in order of appearance; the prompt has all their placeholders."""
+        ...
 
 
-class ServerEngine:
-    """Implements `InferenceEngine` over veRL's servers.
+class BorrowedEngine:
+    """Implements `InferenceEngine` over the servers of a trainer.
 
-    veRL answers whole, not token by token, and cannot be told to stop early: a client that leaves frees nothing.
+    They answer whole, not token by token, and cannot be told to stop early: a client that leaves frees nothing.
     An answer that a weight update cuts short is continued under the new weights from the ids that it has, so a
     rollout survives the update; each piece says which version sampled it.
     """
@@ -46,15 +60,18 @@ class ServerEngine:
         context_length: int,
         stop_ids: Sequence[int],
         model_name: str = "policy",
+        owner: str = "veRL",
         seeded: bool = True,
         retry_seconds: float = 0.5,
     ) -> None:
-        """`seeded`: pass the session's seed on (SGLang's servers know no seed). `retry_seconds`: wait before an
-        answer that was cut short without a new id is asked for again."""
+        """`owner`: the trainer's name, for messages. `seeded`: pass the session's seed on (SGLang's servers know no
+        seed). `retry_seconds`: wait before an answer that was cut short without a new id is asked for again.
+        """
         self._generate = generate
         self._context = context_length
         self._stop_ids = tuple(stop_ids)
         self._name = model_name
+        self._owner = owner
         self._seeded = seeded
         self._retry_seconds = retry_seconds
         self._version = 0
@@ -90,20 +107,15 @@ class ServerEngine:
 
         Past `deadline` (Unix seconds) the last chunk says aborted and what was being sampled is lost.
         """
-        left = min(sampling.max_tokens, self._context - len(prompt.ids))
-        if prompt.images:
-            raise EngineError("images cannot be sent to veRL's servers yet", status=400)
-        if not prompt.ids or left < 1:
-            raise EngineError(f"{len(prompt.ids)} prompt tokens do not fit a context of {self._context}", status=400)
-        ids = list(prompt.ids)
+        asked = Answer.begin(prompt, sampling, context=self._context, images=images)
+        shown = [_upright(data) for data in asked.images]
         while True:
-            answer = await self._ask(ids, sampling, left, len(prompt.ids), (affinity, deadline))
+            answer = await self._ask(asked, shown, affinity, deadline)
             if answer is None:
                 yield Chunk(ids=(), logprobs=(), weights_version=self._version, finish=FinishReason.ABORTED)
                 return
-            chunk = self._chunk(answer, left)
-            ids += chunk.ids
-            left -= len(chunk.ids)
+            chunk = self._chunk(answer, asked.left)
+            asked.take(chunk.ids)
             if chunk.ids or chunk.finish is not None:
                 yield chunk
             if chunk.finish is not None:
@@ -111,31 +123,31 @@ class ServerEngine:
             await asyncio.sleep(0 if chunk.ids else self._retry_seconds)
 
     async def close(self) -> None:
-        """Nothing to free: the servers are veRL's."""
+        """Nothing to free: the servers are the trainer's."""
 
     async def _ask(
-        self, ids: list[int], sampling: Sampling, left: int, prompted: int, scope: tuple[str, float | None]
+        self, asked: Answer, shown: list[Image.Image], affinity: str, deadline: float | None
     ) -> TokenAnswer | None:
         """One answer; None when the deadline passed first."""
-        affinity, deadline = scope
-        params = self._params(sampling, left, len(ids) - prompted)
+        params = self._params(asked.rest)
+        more: dict[str, Any] = {"image_data": shown} if shown else {}
         limit = asyncio.timeout(None if deadline is None else max(0.0, deadline - time.time()))
         try:
             async with limit:
-                return await self._generate(affinity, prompt_ids=list(ids), sampling_params=params)
+                return await self._generate(affinity, prompt_ids=asked.ids, sampling_params=params, **more)
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 return None
-            raise EngineError(f"veRL's inference server failed: {type(error).__name__}: {error}") from error
+            raise EngineError(f"{self._owner}'s inference server failed: {type(error).__name__}: {error}") from error
 
-    def _params(self, sampling: Sampling, left: int, sampled: int) -> dict[str, Any]:
-        """veRL's sampling parameters. Stop strings are the proxy's business."""
+    def _params(self, sampling: Sampling) -> dict[str, Any]:
+        """vLLM's sampling parameters. Stop strings are the proxy's business."""
         params: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "repetition_penalty": sampling.repetition_penalty,
-            "max_tokens": left,
+            "max_tokens": sampling.max_tokens,
             "logprobs": True,
             "stop_token_ids": list(self._stop_ids),
         }
@@ -143,20 +155,19 @@ class ServerEngine:
             if value := getattr(sampling, name):
                 params[name] = value
         if self._seeded and sampling.seed is not None:
-            # A continued answer must not draw the same numbers again.
-            params["seed"] = (sampling.seed + sampled) & 0x7FFFFFFF
+            params["seed"] = sampling.seed
         return params
 
     def _chunk(self, answer: TokenAnswer, left: int) -> Chunk:
         ids = tuple(answer.token_ids)
         if len(ids) > left:
-            raise EngineError(f"veRL's inference server sampled {len(ids)} tokens, {left} were asked for")
+            raise EngineError(f"{self._owner}'s inference server sampled {len(ids)} tokens, {left} were asked for")
         known: Mapping[str, Any] = answer.extra_fields or {}
         version = known.get("max_global_steps", known.get("global_steps"))
         self.serves(self._version if version is None else int(version))
         logprobs = tuple(answer.log_probs) if answer.log_probs else None
         if logprobs is not None and len(logprobs) != len(ids):
-            raise EngineError(f"veRL's inference server gave {len(logprobs)} log-probs for {len(ids)} tokens")
+            raise EngineError(f"{self._owner}'s inference server gave {len(logprobs)} log-probs for {len(ids)} tokens")
         finish = None
         if ids and ids[-1] in self._stop_ids:
             finish = FinishReason.STOP
@@ -168,3 +179,9 @@ class ServerEngine:
             weights_version=self._version if version is None else int(version),
             finish=finish,
         )
+
+
+def _upright(data: bytes) -> Image.Image:
+    """An encoded image as its pixels, the way up that its placeholders were counted for."""
+    with Image.open(io.BytesIO(data)) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
