@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from openforgerl.errors import InputError
 from openforgerl.sandboxes.bubblewrap import find_bwrap
 from openforgerl.sandboxes.channel import Channel, Gone
+from openforgerl.sandboxes.credentials import Credentials
 from openforgerl.sandboxes.guards import Guards
 from openforgerl.sandboxes.inside.init import MOST_KEPT
 from openforgerl.sandboxes.runtime import build_runtime, cache_directory, command
@@ -87,9 +89,9 @@ async def dialling(
         await asyncio.sleep(0)
 
 
-async def begun(host: Host, patience: float = PATIENCE) -> Channel:
+async def begun(host: Host, patience: float = PATIENCE, credentials: Credentials | None = None) -> Channel:
     reader, writer = await host.arrival()
-    channel = await Channel.dialled(reader, writer, patience=patience)
+    channel = await Channel.dialled(reader, writer, patience=patience, credentials=credentials)
     await channel.call("start", init_settings(SandboxSpec(run_id="r"), Guards(), watched=False))
     return channel
 
@@ -323,6 +325,112 @@ async def test_another_init_is_not_taken_for_the_same() -> None:
         with pytest.raises(Gone):
             await channel.rejoin(*await other.arrival())
         await channel.close()
+
+
+def shown(host: Host) -> list[str]:
+    """The credential of each dial."""
+    lines = [line for head in host.heads for line in head.split("\r\n")]
+    return [line.removeprefix("Authorization: Bearer ") for line in lines if line.startswith("Authorization")]
+
+
+async def test_every_connection_is_made_by_a_credential_of_its_own() -> None:
+    """What stands in the sandbox's environment is worth nothing once a program runs."""
+    host, row = Host(), Credentials(b"key", "pod", "nonce")
+    async with dialling(host):
+        channel = await begun(host, credentials=row)
+        assert not row.admits(row.token(0)) and row.following()[0] == 2  # it was taken before `start` was answered
+        for number in (1, 2):
+            await cut(channel)
+            stream = await host.arrival()
+            assert shown(host)[number:] == [row.token(number)] and row.admits(row.token(number))
+            await channel.rejoin(*stream)
+            await channel.call("ping", {})
+            assert not row.admits(row.token(number))
+        await channel.close()
+        stream = await host.arrival()
+        # whoever restarted knows the key, and no number
+        row = Credentials(b"key", "pod", "nonce", first=1)
+        assert shown(host)[3] == row.token(3) and row.admits(shown(host)[3])
+        heir = await Channel.dialled(*stream, patience=PATIENCE, credentials=row)
+        await heir.call("ping", {})
+        assert row.following()[0] == 5
+        await heir.close()
+
+
+async def test_a_connection_that_breaks_while_the_next_credential_is_handed_over_locks_nobody_out() -> None:
+    host, row = Host(), Credentials(b"key", "pod", "nonce")
+    async with dialling(host):
+        channel = await begun(host, credentials=row)
+        taken = [row.following()[0]]
+        for number in range(12):
+            await cut(channel)
+            stream = await host.arrival()
+            assert row.admits(shown(host)[-1]), number
+            await channel.rejoin(*stream)
+            if number % 3:
+                await asyncio.sleep(0.0007 * number)  # before it is sent, read, answered or heard
+                await cut(channel)
+                stream = await host.arrival()
+                assert row.admits(shown(host)[-1]), number
+                await channel.rejoin(*stream)
+            await channel.call("ping", {})
+            taken.append(row.following()[0])
+        assert taken == sorted(set(taken))  # always a later one
+        await channel.close()
+
+
+async def dial_as(host: Host, words: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A program that got hold of a credential, and says what init would say; the host's end of its connection."""
+    assert host.server is not None
+    reader, writer = await asyncio.open_connection(*host.server.sockets[0].getsockname())
+    host.writers.append(writer)
+    writer.write(b"GET /sandbox/one HTTP/1.1\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    text = json.dumps({"id": 0, "hello": 1, "last": 0, "programs": [], **words}).encode()
+    writer.write(len(text).to_bytes(4, "big") + bytes(4) + text)
+    return await host.arrival()
+
+
+async def test_a_second_dialler_cannot_take_over_while_the_first_answers() -> None:
+    host = Host()
+    async with dialling(host):
+        channel = await begun(host)
+        assert channel.hello is not None
+        running = asyncio.create_task(channel.call("exec", program("sleep 1; echo mine")))
+        for _ in range(3):
+            stream = await dial_as(host, {"namespaces": channel.hello.namespaces})
+            with pytest.raises(Gone, match="still answers"):
+                await channel.rejoin(*stream)
+            assert stream[1].transport.is_closing()
+        answer, output = await running
+        assert (answer["code"], output) == (0, b"mine\n")
+        await channel.close()
+
+
+async def test_a_silent_first_connection_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that vanished without a word leaves a connection that nobody ends. A mute newcomer holds nobody up."""
+    monkeypatch.setattr("openforgerl.sandboxes.channel._PING_SECONDS", 0.5)
+    host = Host()
+    await host.start()
+    assert host.server is not None
+    first = await dial_as(host, {"namespaces": {"pid": 1}})
+    channel = await Channel.dialled(*first, patience=PATIENCE)
+    _, writer = await asyncio.open_connection(*host.server.sockets[0].getsockname())
+    writer.write(b"GET /sandbox/one HTTP/1.1\r\n\r\n")
+    mute = asyncio.create_task(channel.rejoin(*await host.arrival()))
+    await asyncio.sleep(0.1)
+    begun_at = time.monotonic()
+    await channel.rejoin(*await dial_as(host, {"namespaces": {"pid": 1}}))
+    assert 0.4 < time.monotonic() - begun_at < 3.0
+    mute.cancel()
+    await asyncio.gather(mute, return_exceptions=True)
+    await channel.close()
+    with pytest.raises(Gone):
+        await channel.rejoin(*await dial_as(host, {"namespaces": {"pid": 1}}))
+    host.server.close()
+    for end in [*host.writers, writer]:
+        end.transport.abort()
+    await asyncio.sleep(0)
 
 
 async def test_the_proxy_is_reached_through_inits_own_relay() -> None:
