@@ -49,14 +49,14 @@ async def fake() -> AsyncGenerator[FakeCluster]:
 
 @pytest.fixture
 def backend(fake: FakeCluster, tmp_path: Path) -> Backend:
-    """`async with backend(...) as sandboxes`; keywords are `KubernetesOptions`."""
+    """`async with backend(...) as sandboxes`; keywords are `KubernetesOptions`. `state`: of which run folder."""
 
     @asynccontextmanager
-    async def opened(*, token: str = "", **options: Any) -> AsyncGenerator[KubernetesSandboxes]:
+    async def opened(*, token: str = "", state: str = "state", **options: Any) -> AsyncGenerator[KubernetesSandboxes]:
         kubeconfig = fake.write_kubeconfig(tmp_path / "kubeconfig", token=token, namespace=NAMESPACE)
         chosen = {"image": "coroutine:1", "grace": 1, "lost_node_timeout": 0.5} | options
         settings = KubernetesOptions(kubeconfig=str(kubeconfig), **chosen)
-        async with KubernetesSandboxes(SandboxOptions(kubernetes=settings), tmp_path / "state") as sandboxes:
+        async with KubernetesSandboxes(SandboxOptions(kubernetes=settings), tmp_path / state) as sandboxes:
             yield sandboxes
 
     return opened

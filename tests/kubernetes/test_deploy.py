@@ -168,7 +168,7 @@ async def test_quota_and_reaping_by_lease(fake: FakeCluster, backend: Any) -> No
         # the first owner is as good as dead: nothing renews its lease any more
         await (lost := dead.create(SandboxSpec(run_id="run-dead"), "t-r0-a1")).__aenter__()
         await (kept := living.create(SandboxSpec(run_id="run-living"), "t-r0-a1")).__aenter__()
-        dead._runs["run-dead"][0]._renewing.cancel()
+        (await dead._runs["run-dead"].sites.open("rollouts")).hold._renewing.cancel()
         await asyncio.sleep(1.2)
         cluster = await living._connect()
         found = {run.run_id: (run.pods, run.expired) for run in await find_runs(cluster, time.time())}

@@ -25,7 +25,13 @@ OPTIONS = KubernetesOptions(image="registry.example/base@sha256:aa", layers="pre
 
 
 def make(options: KubernetesOptions = OPTIONS, **spec: Any) -> dict[str, Any]:
-    boarding = Boarding(attempt_id="t1-r0-a3", nonce="n", arguments=("dial", "{}"), env={"OPENFORGERL_TOKEN": "secret"})
+    boarding = Boarding(
+        attempt_id="t1-r0-a3",
+        nonce="n",
+        arguments=("dial", "{}"),
+        env={"OPENFORGERL_TOKEN": "secret"},
+        init_map="ofrl-run-1-b",
+    )
     return manifests.pod(SandboxSpec(run_id="run-1", **spec), options, boarding, OWNER)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import os
 import secrets
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from openforgerl.errors import ConfigError, InputError, StageError
+from openforgerl.errors import ConfigError, InputError, StageError, StoreError
 from openforgerl.sandboxes import seccomp
 from openforgerl.sandboxes.channel import Channel, Gone
 from openforgerl.sandboxes.credentials import Credentials
@@ -23,12 +24,13 @@ from openforgerl.sandboxes.kubernetes import classification, manifests, names
 from openforgerl.sandboxes.kubernetes.access import find_access
 from openforgerl.sandboxes.kubernetes.cluster import POD, Cluster, ClusterError, Object, selector
 from openforgerl.sandboxes.kubernetes.gateway import PATH, Gateway, Stream
+from openforgerl.sandboxes.kubernetes.holding import free_lease
 from openforgerl.sandboxes.kubernetes.http import HttpCluster
 from openforgerl.sandboxes.kubernetes.lifecycle import Facility, PodLife
 from openforgerl.sandboxes.kubernetes.manifests import Boarding
-from openforgerl.sandboxes.kubernetes.runs import RunHold, reap_run, remove_pods
+from openforgerl.sandboxes.kubernetes.runs import reap_run, remove_pods
+from openforgerl.sandboxes.kubernetes.sites import Site, Sites
 from openforgerl.sandboxes.kubernetes.vessel import BACKEND, PodVessel, described
-from openforgerl.sandboxes.kubernetes.watching import PodWatch
 from openforgerl.sandboxes.options import SandboxOptions
 from openforgerl.sandboxes.sandbox import LiveSandbox
 from openforgerl.sandboxes.spec import init_settings
@@ -44,23 +46,20 @@ _SETTLE = 120.0
 class KubernetesSandboxes:
     """A backend; an async context manager that gives its runs up at the end.
 
-    `state_dir` keeps the key of the gateway, so that a restarted process knows the pods of its predecessor. `cluster`
-    stands for the configured one in tests, and `guards` are theirs alone.
+    `state_dir` keeps the key of the gateway, so that a restarted process knows the pods of its predecessor. `guards`
+    are for tests alone.
     """
 
-    def __init__(
-        self, options: SandboxOptions, state_dir: Path, *, cluster: Cluster | None = None, guards: Guards | None = None
-    ) -> None:
+    def __init__(self, options: SandboxOptions, state_dir: Path, *, guards: Guards | None = None) -> None:
         self._all = options
         self._options = options.kubernetes
         self._state = state_dir
         self._guards = guards or Guards()
-        self._given = cluster
-        self._cluster: Cluster | None = cluster
+        self._clusters: Sequence[Cluster] = ()
         self._gateway: Gateway | None = None
         self._address = ""
         self._key = b""
-        self._runs: dict[str, tuple[RunHold, PodWatch, Facility]] = {}
+        self._runs: dict[str, Facility] = {}
         self._opening = asyncio.Lock()
 
     @staticmethod
@@ -81,18 +80,17 @@ class KubernetesSandboxes:
 
     async def close(self) -> None:
         """Give every run up: what is left of its pods goes with its ConfigMap. Then close every connection."""
+        while self._runs:
+            _, facility = self._runs.popitem()
+            with contextlib.suppress(ClusterError):  # the Lease runs out, and a reaper does the rest
+                await facility.sites.close()
         async with self._opening:
-            for hold, watch, _ in self._runs.values():
-                await watch.close()
-                with contextlib.suppress(ClusterError):  # the Lease runs out, and a reaper does the rest
-                    await hold.release()
-            self._runs.clear()
             if self._gateway is not None:
                 await self._gateway.close()
                 self._gateway = None
-            if self._cluster is not None and self._given is None:
-                await self._cluster.close()
-                self._cluster = None
+            if self._clusters:
+                await self._clusters[0].close()
+                self._clusters = ()
 
     async def address(self) -> str:
         """This process's address as pods reach it, so that the proxy can listen where they find it."""
@@ -106,15 +104,23 @@ class KubernetesSandboxes:
         Raises InputError for a spec that no pod can be made of, StageError with what kept the pod from running.
         """
         manifests.check(spec, self._options)
-        hold, _, facility = await self._run(spec.run_id)
+        facility = await self._run(spec.run_id)
         name, nonce = names.pod_name(spec.run_id, attempt_id), secrets.token_hex(8)
         credentials = Credentials(self._key, name, nonce)
-        boarding = Boarding(
-            attempt_id=attempt_id, nonce=nonce, arguments=self._dial(name), env={_TOKEN_ENV: credentials.token()}
-        )
-        life = PodLife(facility, name, credentials)
+
+        def manifest(site: Site) -> Object:
+            boarding = Boarding(
+                attempt_id=attempt_id,
+                nonce=nonce,
+                arguments=self._dial(name),
+                env={_TOKEN_ENV: credentials.token()},
+                init_map=site.hold.init_map,
+            )
+            return manifests.pod(spec, self._options, boarding, site.hold.owner)
+
+        life = PodLife(facility, await facility.sites.open(facility.sites.roomy), name, credentials)
         try:
-            stream = await life.board(manifests.pod(spec, self._options, boarding, hold.owner))
+            stream = await life.board(manifest)
             sandbox = await self._live(spec, attempt_id, life, stream)
         except BaseException:
             await asyncio.shield(life.remove(self._remove_seconds()))
@@ -132,17 +138,20 @@ class KubernetesSandboxes:
 
         Raises StageError when it does not live any more. At the end it is deleted like any other.
         """
-        _, _, facility = await self._run(ref.run_id)
-        name = str(ref.detail["pod"])
+        facility = await self._run(ref.run_id)
+        name, namespace = str(ref.detail["pod"]), str(ref.detail["namespace"])
+        if namespace not in facility.sites:
+            raise _gone(ref, f"it is in namespace {namespace}, which sandbox.kubernetes names no longer")
+        site = await facility.sites.open(namespace)
         try:
-            pod = await facility.cluster.get(POD, name)
+            pod = await site.cluster.get(POD, name)
         except ClusterError as error:
             raise _gone(ref, str(error)) from error
         if pod["metadata"]["uid"] != ref.detail["uid"]:
             raise _gone(ref, "another pod has its name by now")
         # Its init was handed the second credential before it answered the first command: the first is dead.
         nonce = str(pod["metadata"]["annotations"][names.NONCE_NOTE])
-        life = PodLife(facility, name, Credentials(self._key, name, nonce, first=1))
+        life = PodLife(facility, site, name, Credentials(self._key, name, nonce, first=1))
         try:
             stream = await life.rejoin(pod)
             sandbox = await self._live(spec, ref.attempt_id, life, stream)
@@ -158,21 +167,23 @@ class KubernetesSandboxes:
 
     async def list(self, run_id: str) -> Sequence[SandboxRef]:
         """Every pod of the run, whoever made it."""
-        cluster = await self._connect()
-        return [_ref(cluster, pod) for pod in (await self._pods(run_id))]
+        return [_ref(pod) for cluster in await self._reach() for pod in await _pods(cluster, run_id)]
 
     async def reap(self, run_id: str) -> int:
         """Delete every pod of the run, its ConfigMap and its Lease; how many pods there were.
 
-        Raises StoreError when some stay.
+        Raises StoreError when some stay, or when another process works on the run.
         """
-        cluster = await self._connect()
-        async with self._opening:
-            held = self._runs.pop(run_id, None)
-        if held is not None:
-            await held[1].close()
-            await held[0].release()
-        count = await reap_run(cluster, run_id, grace=self._options.grace, seconds=self._remove_seconds())
+        held = self._runs.pop(run_id, None)
+        try:
+            if held is not None:
+                await held.sites.close()
+            await self._see_free(run_id)
+            count, seconds = 0, self._remove_seconds()
+            for cluster in await self._reach():
+                count += await reap_run(cluster, run_id, grace=self._options.grace, seconds=seconds)
+        except ClusterError as error:
+            raise StoreError(f"what is left of run {run_id} cannot be removed now: {error}") from error
         if self._gateway is not None:
             self._gateway.settle()
         return count
@@ -180,37 +191,68 @@ class KubernetesSandboxes:
     async def reap_others(self, run_id: str, keep: Collection[str]) -> int:
         """Delete the run's pods but for those of the attempts in `keep`, which are adopted next; how many there were.
 
-        Raises StoreError when some stay.
+        Those that are kept are let in from now on, however late their turn comes, and nobody else is any more.
+        Raises StoreError when some stay, or when another process works on the run; StageError as `create` does.
         """
-        cluster, kept = await self._open(), set(keep)
+        kept, count = set(keep), 0
         if not kept:
             return await self.reap(run_id)
-        doomed = [pod for pod in await self._pods(run_id) if _ref(cluster, pod).attempt_id not in kept]
-        await remove_pods(cluster, run_id, doomed, grace=self._options.grace, seconds=self._remove_seconds())
-        return len(doomed)
-
-    async def _pods(self, run_id: str) -> Sequence[Object]:
-        cluster = await self._connect()
-        found = await cluster.list(POD, labels=selector(names.run_labels(run_id)))
-        return [pod for pod in found.items if pod["metadata"].get("annotations", {}).get(names.RUN_NOTE) == run_id]
+        try:
+            await self._see_free(run_id)
+            facility = await self._run(run_id)
+            for cluster in await self._reach():
+                pods = await _pods(cluster, run_id)
+                spared = [pod for pod in pods if _ref(pod).attempt_id in kept]
+                if spared:  # their Lease must be renewed before it runs out, however late they are adopted
+                    await facility.sites.open(cluster.namespace)
+                for pod in spared:
+                    self._await_init_of(pod)
+                doomed = [pod for pod in pods if _ref(pod).attempt_id not in kept]
+                await remove_pods(cluster, run_id, doomed, grace=self._options.grace, seconds=self._remove_seconds())
+                count += len(doomed)
+        except ClusterError as error:
+            raise StoreError(f"what is left of run {run_id} cannot be looked through now: {error}") from error
+        facility.gateway.settle()
+        return count
 
     async def _connect(self) -> Cluster:
-        """The API server, and no more: enough to list and to reap."""
-        if self._cluster is None:
+        """The default namespace."""
+        return (await self._reach())[0]
+
+    async def _reach(self) -> Sequence[Cluster]:
+        """The API server, and no more: enough to list and to reap. One for each namespace, the default first."""
+        if not self._clusters:
             options = self._options
             access = find_access(options.kubeconfig, options.context, os.environ)
-            self._cluster = HttpCluster(access, options.namespace, at_once=options.calls_at_once)
-        return self._cluster
+            first = HttpCluster(access, options.namespace, at_once=options.calls_at_once)
+            if first.namespace in options.more_namespaces:
+                raise ConfigError(
+                    f"sandbox.kubernetes.more_namespaces names {first.namespace}, which is the default namespace"
+                )
+            self._clusters = (first, *map(first.beside, options.more_namespaces))
+        return self._clusters
 
     async def _open(self) -> Cluster:
         """Connect, find our own address, and listen for inits."""
         async with self._opening:
-            options, cluster = self._options, await self._connect()
+            cluster = await self._connect()
             if self._gateway is None:
-                self._key = await asyncio.to_thread(_kept_key, self._state / _KEY_FILE)
-                self._address = await _own_address(options.gateway_host, cluster.server)
+                await self._home()
+                self._address = await _own_address(self._options.gateway_host, cluster.server)
                 self._gateway = await self._listen()
             return cluster
+
+    async def _home(self) -> str:
+        """Machine and run folder, by which two processes of one run are told apart. The folder by its key's digest."""
+        if not self._key:
+            self._key = await asyncio.to_thread(_kept_key, self._state / _KEY_FILE)
+        return f"{socket.gethostname()}/{hmac.digest(self._key, b'home', 'sha256').hex()[:16]}"
+
+    async def _see_free(self, run_id: str) -> None:
+        """Raises StoreError when another process works on the run."""
+        home = await self._home()
+        for cluster in await self._reach():
+            await free_lease(cluster, run_id, home)
 
     async def _listen(self) -> Gateway:
         """Listen where pods of an earlier process of this run dial again, when that is free."""
@@ -229,30 +271,16 @@ class KubernetesSandboxes:
             return gateway
         raise AssertionError("there is always a port to try")
 
-    async def _run(self, run_id: str) -> tuple[RunHold, PodWatch, Facility]:
-        """The run's own objects and its watch, made when first needed."""
-        cluster = await self._open()
-        async with self._opening:
-            found = self._runs.get(run_id)
-            if found is None:
-                assert self._gateway is not None
-                hold = RunHold(cluster, run_id, self._options.lease_seconds)
-                labels = selector(names.run_labels(run_id))
-                watch = PodWatch(cluster, labels, relist_seconds=self._options.relist_seconds)
-                try:
-                    await hold.take()
-                    await watch.start()
-                except ClusterError as error:
-                    await watch.close()
-                    raise StageError(
-                        Stage.SANDBOX,
-                        "api_unavailable" if error.passing else "api_refused",
-                        f"the run's own objects cannot be made (`openforgerl doctor --kubernetes` says why): {error}",
-                        origin=Origin.INFRASTRUCTURE,
-                        retryable=error.passing,
-                    ) from error
-                found = self._runs[run_id] = (hold, watch, Facility(cluster, watch, self._gateway, self._options))
-            return found
+    async def _run(self, run_id: str) -> Facility:
+        """What the run's pods share, made when first needed."""
+        await self._open()
+        clusters, home = await self._reach(), await self._home()
+        found = self._runs.get(run_id)
+        if found is None:
+            assert self._gateway is not None
+            sites = Sites(clusters, run_id, home, self._options)
+            found = self._runs[run_id] = Facility(sites, self._gateway, self._options)
+        return found
 
     async def _live(self, spec: SandboxSpec, attempt_id: str, life: PodLife, stream: Stream) -> LiveSandbox:
         """The sandbox over its init's connection. Whoever calls removes the pod when this fails."""
@@ -263,8 +291,8 @@ class KubernetesSandboxes:
         except (Gone, TimeoutError) as error:
             stream[1].transport.abort()
             raise await _no_hello(life) from error
-        assert life.news.pod is not None and self._cluster is not None
-        vessel = PodVessel(_ref(self._cluster, life.news.pod), life, channel, self._remove_seconds())
+        assert life.news.pod is not None
+        vessel = PodVessel(_ref(life.news.pod), life, channel, self._remove_seconds())
         sandbox = LiveSandbox(spec, vessel, channel, self._all, self._guards)
         machine = _MACHINES[self._options.architecture]
         call_filter = seccomp.program(forbid_memory_files=False, machine=machine) if self._guards.seccomp else b""
@@ -283,6 +311,12 @@ class KubernetesSandboxes:
         sandbox.describe(described(life, spec, self._options, said, filtered=bool(call_filter)))
         return sandbox
 
+    def _await_init_of(self, pod: Object) -> None:
+        """Its attempt will be adopted: let its init in already, lest it give up."""
+        assert self._gateway is not None
+        name, nonce = str(pod["metadata"]["name"]), str(pod["metadata"]["annotations"][names.NONCE_NOTE])
+        self._gateway.keep(name, Credentials(self._key, name, nonce, first=1))
+
     def _dial(self, name: str) -> list[str]:
         assert self._gateway is not None
         settings = {
@@ -298,15 +332,20 @@ class KubernetesSandboxes:
         return self._options.grace + self._all.kill_timeout
 
 
-def _ref(cluster: Cluster, pod: Object) -> SandboxRef:
+def _ref(pod: Object) -> SandboxRef:
     metadata = pod["metadata"]
     notes: dict[str, str] = metadata.get("annotations") or {}
     return SandboxRef(
         backend=BACKEND,
         run_id=notes.get(names.RUN_NOTE, ""),
         attempt_id=notes.get(names.ATTEMPT_NOTE, ""),
-        detail={"namespace": cluster.namespace, "pod": metadata["name"], "uid": metadata["uid"]},
+        detail={"namespace": metadata["namespace"], "pod": metadata["name"], "uid": metadata["uid"]},
     )
+
+
+async def _pods(cluster: Cluster, run_id: str) -> Sequence[Object]:
+    found = await cluster.list(POD, labels=selector(names.run_labels(run_id)))
+    return [pod for pod in found.items if pod["metadata"].get("annotations", {}).get(names.RUN_NOTE) == run_id]
 
 
 def _kept_key(path: Path) -> bytes:

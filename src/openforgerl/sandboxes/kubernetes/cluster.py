@@ -46,6 +46,8 @@ class ClusterError(OSError):
         self.status = status
         self.reason = reason
         self.retry_after = retry_after
+        self.doubtful = False
+        """An earlier try of the same request got no answer, or a server's error: it may have been done."""
 
     @property
     def absent(self) -> bool:
@@ -133,6 +135,10 @@ class Cluster(Protocol):
 
     async def may(self, verb: str, kind: Kind, *, subresource: str = "") -> bool:
         """SelfSubjectAccessReview."""
+        ...
+
+    def beside(self, namespace: str) -> Cluster:
+        """Another namespace of the same cluster, over the same connections; only the first is closed."""
         ...
 
     async def close(self) -> None: ...

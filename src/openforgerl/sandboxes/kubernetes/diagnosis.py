@@ -99,7 +99,7 @@ async def _pod(cluster: Cluster, options: SandboxOptions) -> Check:
     chosen, spec = options.kubernetes, SandboxSpec(run_id=_RUN)
     try:
         manifests.check(spec, chosen)
-        boarding = Boarding(attempt_id="doctor-a0", nonce="0", arguments=(), env={})
+        boarding = Boarding(attempt_id="doctor-a0", nonce="0", arguments=(), env={}, init_map="doctor")
         await cluster.create(POD, manifests.pod(spec, chosen, boarding, _OWNER), dry_run=True)
     except InputError as error:
         return Check(check="sandbox pod", ok=False, detail="cannot be described", fix=str(error))

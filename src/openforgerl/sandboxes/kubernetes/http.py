@@ -35,6 +35,7 @@ class HttpCluster:
         self._first_pause = first_pause
         self._places = asyncio.Semaphore(at_once)
         self._session: aiohttp.ClientSession | None = None
+        self._first: HttpCluster | None = None
 
     @property
     def namespace(self) -> str:
@@ -43,6 +44,13 @@ class HttpCluster:
     @property
     def server(self) -> str:
         return self._access.server
+
+    def beside(self, namespace: str) -> HttpCluster:
+        """Shares session, places and access; `close` of it does nothing."""
+        other = HttpCluster(self._access, namespace, tries=self._tries, first_pause=self._first_pause)
+        other._places = self._places
+        other._first = self._first or self
+        return other
 
     async def version(self) -> str:
         """`gitVersion`."""
@@ -155,11 +163,14 @@ class HttpCluster:
         content: str = "application/json",
         text: bool = False,
     ) -> Object:
+        doubtful = False
         for attempt in range(self._tries):
             try:
                 async with self._places:
                     return await self._once(method, path, query or {}, body, content, text)
             except ClusterError as error:
+                error.doubtful = doubtful
+                doubtful = doubtful or error.status == 0 or error.status >= 500
                 if not error.passing or error.expired or attempt == self._tries - 1:
                     raise
                 pause = self._pause(attempt, error)
@@ -197,6 +208,8 @@ class HttpCluster:
         return headers
 
     def _open(self) -> aiohttp.ClientSession:
+        if self._first is not None:
+            return self._first._open()
         if self._session is None:
             tls = True if self._access.tls is None else self._access.tls
             self._session = aiohttp.ClientSession(

@@ -11,16 +11,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from openforgerl.errors import StageError
+from openforgerl.errors import InputError, StageError
 from openforgerl.sandboxes.credentials import Credentials
 from openforgerl.sandboxes.kubernetes import classification
 from openforgerl.sandboxes.kubernetes.classification import CONTAINER, Ended, Lost, Running, Waiting
-from openforgerl.sandboxes.kubernetes.cluster import POD, Cluster, ClusterError, Object
+from openforgerl.sandboxes.kubernetes.cluster import POD, ClusterError, Object
 from openforgerl.sandboxes.kubernetes.gateway import Gateway, Stream
 from openforgerl.sandboxes.kubernetes.names import NONCE_NOTE
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
 from openforgerl.sandboxes.kubernetes.pace import TokenBucket
-from openforgerl.sandboxes.kubernetes.watching import News, PodWatch
+from openforgerl.sandboxes.kubernetes.sites import Site, Sites
+from openforgerl.sandboxes.kubernetes.watching import News
 from openforgerl.types import Failure, Origin, Stage
 
 log = logging.getLogger(__name__)
@@ -35,26 +36,39 @@ _LOOK_AGAIN = 4.0
 class Facility:
     """What all pods of a run share."""
 
-    def __init__(self, cluster: Cluster, watch: PodWatch, gateway: Gateway, options: KubernetesOptions) -> None:
-        self.cluster = cluster
-        self.watch = watch
+    def __init__(self, sites: Sites, gateway: Gateway, options: KubernetesOptions) -> None:
+        self.sites = sites
         self.gateway = gateway
         self.options = options
         self.starts = TokenBucket(options.start_rate, options.start_burst)
         self.pending = asyncio.Semaphore(options.pending_at_once)
         self.room = asyncio.Event()
         """Set whenever a pod of ours has gone: a quota may have room again."""
+        self._in_use: set[str] = set()
+
+    def claim(self, name: str) -> None:
+        """Take a pod's name, in whatever namespace. InputError when somebody has it already."""
+        if name in self._in_use:
+            raise InputError(f"pod {name} is in use: an attempt has one sandbox at a time under one attempt id")
+        self._in_use.add(name)
+
+    def leave(self, name: str) -> None:
+        """Give the name back."""
+        self._in_use.discard(name)
 
 
 class PodLife:
     """Make it, wait for its init, notice its end, remove it."""
 
-    def __init__(self, facility: Facility, name: str, credentials: Credentials) -> None:
+    def __init__(self, facility: Facility, site: Site, name: str, credentials: Credentials) -> None:
+        facility.claim(name)
         self._facility = facility
         self._options = facility.options
         self.name = name
         self.credentials = credentials
-        self.news: News = facility.watch.follow(name)
+        self.site = site
+        """Where it is, or is asked for next."""
+        self.news: News = site.watch.follow(name)
         self._stream: Stream | None = None
         self._arrived = asyncio.Event()
         self.failure: Failure | None = None
@@ -65,10 +79,13 @@ class PodLife:
         self.on_stream: Callable[[Stream], None] | None = None
         """Takes every connection that its init makes after the first."""
         self.seconds: dict[str, float] = {}
-        """Stage → how long it took: schedule, pull_and_start, dial."""
+        """Stage → how long it took: `schedule` until it had a node, `pull_and_start` until its init dialled in."""
 
-    async def board(self, manifest: Object) -> Stream:
-        """Ask for the pod and wait until its init has dialled in. Raises StageError with what kept it from that."""
+    async def board(self, manifest: Callable[[Site], Object]) -> Stream:
+        """Ask for the pod and wait until its init has dialled in. Raises StageError with what kept it from that.
+
+        `manifest`: of the pod in one namespace, which depends on what the run has there.
+        """
         self._facility.gateway.expect(self.name, self.credentials, self._take_stream)
         try:
             async with self._facility.pending:
@@ -100,7 +117,7 @@ class PodLife:
     async def _ask(self) -> None:
         """The watch says nothing, and something is wrong: ask the server itself, once."""
         try:
-            pod = await self._facility.cluster.get(POD, self.name)
+            pod = await self.site.cluster.get(POD, self.name)
         except ClusterError as error:
             if error.absent:
                 self.failure = classification.deleted(self.news.pod)
@@ -128,7 +145,8 @@ class PodLife:
             log.warning("pod %s could not be removed now, the reaper will: %s", self.name, error)
             return False
         finally:
-            self._facility.watch.leave(self.name)
+            self.site.watch.leave(self.name)
+            self._facility.leave(self.name)
 
     async def evidence(self) -> dict[str, str]:
         """What there is to say about a pod that failed, gathered while it still exists."""
@@ -140,7 +158,7 @@ class PodLife:
         statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         said["containers"] = "; ".join(f"{item['name']}: {item.get('state')}" for item in statuses)
         if any("terminated" in (item.get("state") or {}) for item in statuses) and not self.news.gone:
-            said["log"] = await self._facility.cluster.log_tail(self.name, container=CONTAINER, bytes_=_TAIL_BYTES)
+            said["log"] = await self.site.cluster.log_tail(self.name, container=CONTAINER, bytes_=_TAIL_BYTES)
         return said
 
     def _take_stream(self, stream: Stream) -> None:
@@ -153,33 +171,50 @@ class PodLife:
         self._arrived.set()
         self.news.tell()
 
-    async def _create(self, manifest: Object) -> None:
+    async def _create(self, manifest: Callable[[Site], Object]) -> None:
         """POST until it is there. A quota is waited for; a name that is taken is ours, or a predecessor's to remove."""
-        cluster, started = self._facility.cluster, time.monotonic()
+        started, refusals = time.monotonic(), 0
         pause, longest = _QUOTA_PAUSES
+        sites = self._facility.sites
         while True:
+            wanted = manifest(self.site)
             try:
-                self.news.made(await cluster.create(POD, manifest))
+                self.news.made(await self.site.cluster.create(POD, wanted))
+                sites.roomy = self.site.namespace
                 return
             except ClusterError as error:
+                waited = time.monotonic() - started
                 if error.exists:
-                    if await self._is_mine(manifest):
+                    if await self._is_mine(wanted):
                         return
+                    if waited > self._options.start_timeout:
+                        raise _error("start_timeout", f"a pod of its name does not go for {waited:.0f} s") from error
                     continue
                 if not error.over_quota:
                     raise
-                waited = time.monotonic() - started
+                # A server looks at quotas first, and the answer of the request that made it may have been lost.
+                if error.doubtful and await self._is_mine(wanted):
+                    return
                 if waited > self._options.quota_timeout:
                     raise _error("quota", f"refused by a quota for {waited:.0f} s: {error}") from error
-            self._facility.room.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(random.uniform(0.5, 1.0) * pause):
-                    await self._facility.room.wait()
-            pause = min(2 * pause, longest)
+            refusals += 1
+            if refusals % len(sites) == 0:
+                self._facility.room.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(random.uniform(0.5, 1.0) * pause):
+                        await self._facility.room.wait()
+                pause = min(2 * pause, longest)
+            if len(sites) > 1:
+                self._move(await sites.open(sites.after(self.site.namespace)))
+
+    def _move(self, site: Site) -> None:
+        """It is not made yet, and will be asked for there."""
+        self.site.watch.leave(self.name)
+        self.site, self.news = site, site.watch.follow(self.name)
 
     async def _is_mine(self, manifest: Object) -> bool:
         """Whether the pod of this name is the one asked for; a predecessor is removed first."""
-        cluster = self._facility.cluster
+        cluster = self.site.cluster
         try:
             there = await cluster.get(POD, self.name)
         except ClusterError as error:
@@ -213,10 +248,9 @@ class PodLife:
                 raise await self._ended(classification.overdue(waiting, now - since))
             await self.news.change(left)
         now = time.monotonic()
-        self.seconds = {
-            "schedule": begun.get("start", now) - made,
-            "pull_and_start": now - begun.get("start", now),
-        }
+        # Whichever of them was seen first: the watch misses intermediate states.
+        placed = min(begun.get("start", now), begun.get("pull", now))
+        self.seconds = {"schedule": placed - made, "pull_and_start": now - placed}
         return self._stream
 
     def _still_waiting(self) -> Waiting | Failure:
@@ -258,7 +292,7 @@ class PodLife:
         return _stage_error(msgspec.structs.replace(failure, evidence={**await self.evidence(), **failure.evidence}))
 
     async def _remove(self, seconds: float) -> bool:
-        cluster, until = self._facility.cluster, time.monotonic() + seconds
+        cluster, until = self.site.cluster, time.monotonic() + seconds
         if not self.news.uid:  # the answer to its creation never came, so ask
             try:
                 self.news.made(await cluster.get(POD, self.name))
@@ -292,7 +326,7 @@ class PodLife:
             await self.news.change(min(left, self._options.grace + _LOOK_AGAIN))
             if self.news.pod is before and not self.news.gone:
                 try:
-                    there = await self._facility.cluster.get(POD, self.name)
+                    there = await self.site.cluster.get(POD, self.name)
                     self.news.gone = there["metadata"]["uid"] != self.news.uid
                 except ClusterError as error:
                     if not error.absent:

@@ -36,12 +36,14 @@ class Boarding(msgspec.Struct, frozen=True, kw_only=True):
     """Of our init."""
     env: Mapping[str, str]
     """Of our init, which wipes it before an agent's program starts: the credential is here."""
+    init_map: str
+    """Name of the ConfigMap that brings our init."""
 
 
 def pod(spec: SandboxSpec, options: KubernetesOptions, boarding: Boarding, owner: Object) -> Object:
     """A bare pod that runs our init. `owner` is the run's ConfigMap as the server returned it."""
     volumes, mounts, copies = _volumes(spec, options)
-    volumes.append({"name": "init", "configMap": {"name": owner["metadata"]["name"], "items": [_whole(INIT_KEY)]}})
+    volumes.append({"name": "init", "configMap": {"name": boarding.init_map, "items": [_whole(INIT_KEY)]}})
     mounts.append({"name": "init", "mountPath": INIT_HOME, "readOnly": True})
     container: Object = {
         "name": CONTAINER,
@@ -93,25 +95,25 @@ def pod(spec: SandboxSpec, options: KubernetesOptions, boarding: Boarding, owner
 def run_map(run_id: str, init: bytes) -> Object:
     """The object that owns the run: deleting it deletes all. It also brings our init into every pod."""
     return {
-        "metadata": {
-            "name": names.run_object(run_id),
-            "labels": names.run_labels(run_id) | {names.PART_LABEL: names.RUN_PART},
-            "annotations": {names.RUN_NOTE: run_id},
-        },
+        "metadata": _of_run(run_id, names.run_object(run_id)),
         "immutable": True,  # nodes need not watch it
         "binaryData": {INIT_KEY: base64.b64encode(init).decode()},
     }
 
 
-def lease(run_id: str, holder: str, seconds: int, owner: Object, now: float) -> Object:
+def init_map(run_id: str, init: bytes, owner: Object) -> Object:
+    """Brings our init where the owner brings another: after an upgrade, in a run whose pods live."""
+    made = run_map(run_id, init)
+    made["metadata"] |= {"name": names.init_object(run_id, init), "ownerReferences": [_reference(owner)]}
+    return made
+
+
+def lease(run_id: str, holder: str, seconds: int, owner: Object, now: float, *, home: str = "") -> Object:
     """The sign that a run's owner lives. It goes with the run object."""
+    metadata = _of_run(run_id, names.run_object(run_id))
+    metadata["annotations"][names.HOME_NOTE] = home
     return {
-        "metadata": {
-            "name": names.run_object(run_id),
-            "labels": names.run_labels(run_id) | {names.PART_LABEL: names.RUN_PART},
-            "annotations": {names.RUN_NOTE: run_id},
-            "ownerReferences": [_reference(owner)],
-        },
+        "metadata": metadata | {"ownerReferences": [_reference(owner)]},
         "spec": {"holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": micro_time(now)},
     }
 
@@ -294,6 +296,11 @@ def _placement(options: KubernetesOptions) -> Object:
         "hostUsers": False if options.user_namespaces else None,
     }
     return {name: value for name, value in given.items() if value not in (None, "", {}, [])}
+
+
+def _of_run(run_id: str, name: str) -> Object:
+    labels = names.run_labels(run_id) | {names.PART_LABEL: names.RUN_PART}
+    return {"name": name, "labels": labels, "annotations": {names.RUN_NOTE: run_id}}
 
 
 def _reference(owner: Object) -> Object:

@@ -16,6 +16,8 @@ NETWORK_LABEL = "openforgerl/network"
 RUN_NOTE, ATTEMPT_NOTE = "openforgerl/run-id", "openforgerl/attempt-id"
 NONCE_NOTE = "openforgerl/nonce"
 """Annotation drawn for each pod: says whose a name is that is taken already, and goes into the pod's credential."""
+HOME_NOTE = "openforgerl/home"
+"""Annotation of a Lease: machine and folder of the run whose process holds it (`host/digest`)."""
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _ATTEMPT = re.compile(r"(?P<rollout>.+)-a(?P<number>\d+)(?P<verify>-verify)?")
@@ -32,6 +34,11 @@ def label_value(text: str) -> str:
 def run_object(run_id: str) -> str:
     """Name of the ConfigMap that owns everything of a run, and of its Lease."""
     return f"ofrl-run-{_digest(run_id, 10)}"
+
+
+def init_object(run_id: str, bundle: bytes) -> str:
+    """Name of a ConfigMap that brings this very bundle of our init."""
+    return f"{run_object(run_id)}-{hashlib.sha256(bundle).hexdigest()[:10]}"
 
 
 def pod_name(run_id: str, attempt_id: str) -> str:

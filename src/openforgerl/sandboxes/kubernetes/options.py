@@ -31,6 +31,9 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Context of the kubeconfig; empty = its current one."""
     namespace: str = ""
     """Where pods are made; empty = the context's, or the orchestrator's own inside the cluster."""
+    more_namespaces: tuple[str, ...] = ()
+    """Further namespaces, each with a quota of its own: a pod that one refuses for its quota is asked for in the next.
+    Each needs the same rights, policies and secrets (`deploy/kubernetes/more`)."""
     image: str = ""
     """Image of a sandbox, by digest where possible. It needs /bin/sh, and a Python 3.9 or later at `python`."""
     registry: str = ""
@@ -106,5 +109,9 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             least = 0 if field.name in ("gateway_port", "grace") else 1e-9
             if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
                 raise ValueError(f"sandbox.kubernetes.{field.name} must be {'0 or more' if least == 0 else 'above 0'}")
+        if len({self.namespace, *self.more_namespaces}) != 1 + len(self.more_namespaces) or "" in self.more_namespaces:
+            raise ValueError(
+                "sandbox.kubernetes.more_namespaces must name other namespaces than `namespace`, each once"
+            )
         if self.gateway_port > 65535:
             raise ValueError(f"sandbox.kubernetes.gateway_port must be at most 65535; got {self.gateway_port}")

@@ -11,20 +11,25 @@ from openforgerl.sandboxes.options import SandboxOptions
 
 
 async def reap_expired(options: SandboxOptions, environ: Mapping[str, str], now: float, only_list: bool) -> list[str]:
-    """Reap every run of the namespace whose Lease is overdue at `now` (Unix seconds) or missing; one line a run."""
+    """Reap every run whose Lease is overdue at `now` (Unix seconds) or missing, in all namespaces of the options; one
+    line a run and namespace."""
     chosen = options.kubernetes
-    cluster = HttpCluster(find_access(chosen.kubeconfig, chosen.context, environ), chosen.namespace)
+    first = HttpCluster(find_access(chosen.kubeconfig, chosen.context, environ), chosen.namespace)
+    clusters = [first, *map(first.beside, chosen.more_namespaces)]
     lines: list[str] = []
     try:
-        for run in await find_runs(cluster, now):
-            if not run.expired:
-                lines.append(f"{run.run_id}: {run.pods} pods, held by {run.holder}: left alone")
-            elif only_list:
-                lines.append(f"{run.run_id}: {run.pods} pods, owner dead")
-            else:
-                seconds = chosen.grace + options.kill_timeout
-                count = await reap_run(cluster, run.run_id, grace=chosen.grace, seconds=seconds)
-                lines.append(f"{run.run_id}: {count} pods destroyed")
+        for cluster in clusters:
+            where = f" in namespace {cluster.namespace}" if len(clusters) > 1 else ""
+            for run in await find_runs(cluster, now):
+                if not run.expired:
+                    lines.append(f"{run.run_id}: {run.pods} pods{where}, held by {run.holder}: left alone")
+                elif only_list:
+                    lines.append(f"{run.run_id}: {run.pods} pods{where}, owner dead")
+                else:
+                    seconds = chosen.grace + options.kill_timeout
+                    count = await reap_run(cluster, run.run_id, grace=chosen.grace, seconds=seconds)
+                    lines.append(f"{run.run_id}: {count} pods destroyed{where}")
     finally:
-        await cluster.close()
-    return lines or [f"no run has anything in namespace {cluster.namespace}"]
+        await first.close()
+    listed = ", ".join(cluster.namespace for cluster in clusters)
+    return lines or [f"no run has anything in namespace{'s' if len(clusters) > 1 else ''} {listed}"]

@@ -1,88 +1,28 @@
-"""A run's own objects: the ConfigMap that owns its pods, the Lease that says its owner lives, and their end."""
+"""What there is of runs in a namespace, and its end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import os
-import socket
 import time
-from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from openforgerl.errors import StoreError
-from openforgerl.sandboxes.kubernetes import classification, manifests, names
+from openforgerl.sandboxes.kubernetes import classification, names
 from openforgerl.sandboxes.kubernetes.classification import Lost
 from openforgerl.sandboxes.kubernetes.cluster import (
     CONFIG_MAP,
     LEASE,
     POD,
     Cluster,
-    ClusterError,
-    Kind,
     Object,
     selector,
 )
-
-log = logging.getLogger(__name__)
+from openforgerl.sandboxes.kubernetes.holding import overdue
 
 _LONGEST_PAUSE = 2.0
 """Between two looks at what a reaper waits for."""
-
-
-class RunHold:
-    """The run's ConfigMap and Lease while this process works on the run."""
-
-    def __init__(self, cluster: Cluster, run_id: str, lease_seconds: int) -> None:
-        self._cluster = cluster
-        self._run_id = run_id
-        self._lease_seconds = lease_seconds
-        self._holder = f"{socket.gethostname()}-{os.getpid()}"
-        self._renewing: asyncio.Task[None] | None = None
-        self.owner: Object = {}
-
-    async def take(self) -> None:
-        """Make both. A ConfigMap that is there already is kept when it brings the same init: pods hang on it."""
-        wanted = manifests.run_map(self._run_id, await asyncio.to_thread(manifests.init_bundle))
-        self.owner = await self._made(CONFIG_MAP, wanted, lambda there: there.get("binaryData") == wanted["binaryData"])
-        lease = manifests.lease(self._run_id, self._holder, self._lease_seconds, self.owner, time.time())
-        await self._made(LEASE, lease, lambda there: False)
-        self._renewing = asyncio.create_task(self._renew())
-
-    async def release(self) -> None:
-        """Give the run up: the ConfigMap goes, and with it whatever hangs on it."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait([self._renewing])
-            self._renewing = None
-        name = names.run_object(self._run_id)
-        for kind in (LEASE, CONFIG_MAP):
-            await self._cluster.delete(kind, name, uid="")
-
-    async def _made(self, kind: Kind, wanted: Object, keeps: Callable[[Object], bool]) -> Object:
-        name = wanted["metadata"]["name"]
-        while True:
-            try:
-                return await self._cluster.create(kind, wanted)
-            except ClusterError as error:
-                if not error.exists:
-                    raise
-            with contextlib.suppress(ClusterError):
-                if keeps(there := await self._cluster.get(kind, name)):
-                    return there
-            await self._cluster.delete(kind, name, uid="")
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease_seconds / 3)
-            change = {"spec": {"renewTime": manifests.micro_time(time.time()), "holderIdentity": self._holder}}
-            try:
-                await self._cluster.patch(LEASE, names.run_object(self._run_id), change)
-            except ClusterError as error:
-                log.warning("the run's Lease could not be renewed; others may reap the run: %s", error)
 
 
 class FoundRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +50,7 @@ async def find_runs(cluster: Cluster, now: float) -> list[FoundRun]:
             run_id=run,
             pods=count,
             holder=str(held.get(run, {}).get("holderIdentity") or ""),
-            expired=run not in held or _overdue(held[run], now),
+            expired=run not in held or overdue(held[run], now),
         )
         for run, count in sorted(counts.items())
         if run
@@ -164,11 +104,3 @@ def run_of(item: Object) -> str:
     """The run id that an object's annotation names; empty for none."""
     notes: Object = item["metadata"].get("annotations") or {}
     return str(notes.get(names.RUN_NOTE) or "")
-
-
-def _overdue(spec: Object, now: float) -> bool:
-    try:
-        renewed = datetime.fromisoformat(str(spec["renewTime"])).timestamp()
-    except (KeyError, ValueError):
-        return True
-    return now > renewed + float(spec.get("leaseDurationSeconds") or 0)

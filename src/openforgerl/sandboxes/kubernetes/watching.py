@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS = 240.0
 """How long the server is asked to keep one watch; the client waits a little longer for a byte before it gives up."""
 
+_WELL = 30.0
+"""A watch that lasted so many seconds has not failed at once again."""
+
 
 class News:
     """What is known of one pod. One reader; it misses intermediate states and never the last."""
@@ -68,15 +71,15 @@ class PodWatch:
         self._first_pause = first_pause
         self._known: dict[str, News] = {}
         self._task: asyncio.Task[None] | None = None
-        self._listed = asyncio.Event()
         self.lists = 0
         """How often everything was listed, for tests and reports."""
 
     async def start(self) -> None:
-        """Begin, and return after the first list."""
+        """Begin with a list, and return after it. Raises ClusterError where that one is refused: what cannot be listed
+        once is not waited for. Later ones are tried again and again, because pods live meanwhile."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
-        await self._listed.wait()
+            version = await self._list()
+            self._task = asyncio.create_task(self._run(version))
 
     async def close(self) -> None:
         """Stop watching."""
@@ -96,20 +99,23 @@ class PodWatch:
         """No longer of interest."""
         self._known.pop(name, None)
 
-    async def _run(self) -> None:
+    async def _run(self, version: str) -> None:
         failures = 0
         while True:
+            begun = time.monotonic()
             try:
-                version = await self._list()
-                failures = 0
+                version = version or await self._list()
                 await self._watch(version)
+                failures = 0
             except ClusterError as error:
                 # What is known stays known: a server that does not answer has deleted nothing.
+                failures = 0 if time.monotonic() - begun > _WELL else failures
                 pause = random.uniform(0.5, 1.0) * min(30.0, self._first_pause * 2**failures)
-                pause = max(0.0 if error.status == 410 else pause, error.retry_after or 0.0)
+                pause = max(0.0 if error.status == 410 and not failures else pause, error.retry_after or 0.0)
                 failures += 1
                 log.info("the watch of %s begins again in %.1f s: %s", self._labels, pause, error)
                 await asyncio.sleep(pause)
+            version = ""
 
     async def _list(self) -> str:
         """List all; a pod that was there and is not listed has been deleted while nobody looked."""
@@ -125,7 +131,6 @@ class PodWatch:
             elif news.since < begun and not news.gone:
                 news.gone = True
                 news.tell()
-        self._listed.set()
         return listing.resource_version
 
     async def _watch(self, version: str) -> None:
