@@ -164,8 +164,7 @@ def test_the_entrypoint_is_a_command_of_ours() -> None:
     mounts = {one["mountPath"] for one in head()["spec"]["containers"][0]["volumeMounts"]}
     with grpo.make_context("grpo", list(words), resilient_parsing=True) as context:
         assert context.params["trainer"] == "verl"
-        paths = {name: str(context.params[name]) for name in ("model", "folder")}
-    paths["config"] = words[words.index("--config") + 1]
+    paths = {flag: words[words.index(flag) + 1] for flag in ("--model", "--run", "--config")}
     assert {"/" + path.split("/")[1] for path in paths.values()} <= mounts
 
 
