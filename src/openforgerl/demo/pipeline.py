@@ -50,6 +50,16 @@ def base_model() -> Path:
     return Path(str(files("openforgerl.demo") / "base"))
 
 
+def start_model(config: DemoConfig) -> Path:
+    """Directory that the run starts from: the one that was asked for, else the shipped one. InputError when absent."""
+    if config.demo.model is None:
+        return base_model()
+    chosen = Path(config.demo.model)
+    if not (chosen / "config.json").is_file():
+        raise InputError(f"demo.model: {chosen} is no model directory: config.json is missing")
+    return chosen
+
+
 def lengthened_model(directory: Path, context_length: int) -> Path:
     """The shipped base checkpoint with another context length, written to `directory` unless it is there."""
     if not (directory / "config.json").exists():
@@ -78,7 +88,9 @@ class Demo:
 
     def __post_init__(self) -> None:
         length = self.config.demo.context_length
-        self.base = base_model() if length is None else lengthened_model(self.folder.path / "base", length)
+        self.base = start_model(self.config)
+        if length is not None:
+            self.base = lengthened_model(self.folder.path / "base", length)
         self.renderer = load_renderer(self.base)
 
     async def run(self) -> None:

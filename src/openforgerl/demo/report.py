@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from openforgerl.demo import plots
-from openforgerl.demo.pipeline import HELD_OUT_SPLITS, SECONDS, STAGES, TEACHER, TRAIN, base_model
+from openforgerl.demo.pipeline import HELD_OUT_SPLITS, SECONDS, STAGES, TEACHER, TRAIN, start_model
 from openforgerl.demo.settings import DemoConfig, small_note
 from openforgerl.evals import TaskResult, compare_stages, summarise, summarise_by
 from openforgerl.evals.summary import task_values
@@ -87,7 +88,8 @@ def build_report(facts: Facts) -> dict[str, Any]:
     by_split = {stage: summarise_by(everything[stage], "split", seed=config.seed) for stage in STAGES}
     results = {stage: [r for r in everything[stage] if r.labels["split"] in HEADLINE_SPLITS] for stage in STAGES}
     gain = compare_stages(results["sft"], results["rl"], seed=config.seed)
-    parameters = (base_model() / "model.safetensors").stat().st_size // 4
+    base = start_model(config)
+    model = {"parameters": (base / "model.safetensors").stat().st_size // 4, "base": _digest(base)}
     return {
         "seed": config.seed,
         "stages": {stage: msgspec.to_builtins(summarise(results[stage], seed=config.seed)) for stage in STAGES},
@@ -115,7 +117,7 @@ def build_report(facts: Facts) -> dict[str, Any]:
         "harness": _harness(facts),
         "prompt_tokens": _prompt_tokens(facts),
         "note": small_note(config),
-        "model": {"parameters": parameters, "base": (base_model() / "SHA256SUMS").read_text().split()[0]},
+        "model": model,
         "seconds": round(sum(facts.seconds.values()), 1),
         "seconds_by_stage": dict(facts.seconds),
         "config": msgspec.to_builtins(config),
@@ -143,6 +145,14 @@ def write_report(report: Mapping[str, Any], directory: Path) -> Path:
     path = directory / "report.html"
     path.write_text(page)
     return path
+
+
+def _digest(base: Path) -> str:
+    """sha256 of the weights: as noted beside the shipped ones, else computed."""
+    if (base / "SHA256SUMS").is_file():
+        return (base / "SHA256SUMS").read_text().split()[0]
+    with (base / "model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _purposes() -> list[str]:

@@ -49,8 +49,10 @@ SMALL_CONTEXTS: Mapping[str, int | None] = {
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of each stage."""
+    """Which model, and how much of each stage."""
 
+    model: str | None = None
+    """Directory of another model to start from; null = the one that ships, which the demo's default sizes are for."""
     teacher_rollouts: int = 3
     """Teacher rollouts per SFT task; successes are kept (the paper's recipe)."""
     eval_attempts: int = 3
@@ -64,8 +66,8 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lent_per_family: int = 0
     """Tasks of each family that the teacher shows instead of GRPO's using them, so that SFT has more to learn from."""
     context_length: int | None = None
-    """Tokens that the model's context is served with; null = as shipped (4096). Its positions are rotary and go on
-    further, but it never saw so long a text."""
+    """Tokens that the shipped model's context is served with; null = as shipped (4096). Its positions are rotary and go
+    on further, but it never saw so long a text."""
     sft_tasks: int | None = None
     """Tasks that the teacher shows; null = all of the sft split."""
     validation_tasks: int | None = None
@@ -82,6 +84,8 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             value: int | None = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more; got {value}")
+        if self.model is not None and self.context_length is not None:
+            raise ValueError("context_length is for the model that ships; for another set engine.context_length")
         known = (*TRAINING_FAMILIES, *HELD_OUT_FAMILIES)
         if unknown := [family for family in self.families if family not in known]:
             raise ValueError(f"families must be among {', '.join(known)}; got {', '.join(unknown)}")
