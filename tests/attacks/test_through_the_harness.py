@@ -81,7 +81,7 @@ def run_program(root: Path, script: str, backend: str, *extra: str) -> dict[str,
     )
     openforgerl = Path(sys.executable).with_name("openforgerl")
     command = [openforgerl, "eval", write_task(root), "--engine", f"scripted:{root / 'script.json'}"]
-    command += ["--tokenizer", root / "tiny", "--attempts", "1", "--run", root / "run", "-c", config]
+    command += ["--tokenizer", root / "tiny", "-s", "attempts=1", "--run", root / "run", "-c", config]
     command += ["--sandbox", backend, *(word for setting in extra for word in ("-s", setting))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

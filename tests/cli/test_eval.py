@@ -21,7 +21,7 @@ def test_harnesses_are_measured_on_the_same_tasks(tmp_path: Path, capsys: pytest
     config = tmp_path / "config.toml"
     config.write_text('[harness.command]\nargv = ["cp", "cook.csv", "moon.csv"]\n')
     words = ["eval", TASK, "-c", config, "--engine", f"scripted:{script}", "--run", tmp_path / "run"]
-    words += ["--tokenizer", write_tiny_model(tmp_path / "tiny"), "--attempts", "2"]
+    words += ["--tokenizer", write_tiny_model(tmp_path / "tiny"), "-s", "attempts=2"]
     with pytest.raises(SystemExit) as left:
         main([str(word) for word in [*words, "--harness", "react", "--harness", "command"]])
     out, err = capsys.readouterr()

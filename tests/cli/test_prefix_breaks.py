@@ -42,7 +42,7 @@ def test_breaks_are_said_counted_and_can_be_scrubbed(
     config.write_text(f"[proxy]\nscrub = {json.dumps(scrub)}\n{argv}")
     model, folder = write_tiny_model(tmp_path / "tiny"), tmp_path / "run"
     engine = ("--engine", f"scripted:{script}", "--tokenizer", model)
-    ran(capsys, "run", TASK, *engine, "--harness", "command", "--attempts", "2", "--run", folder, "-c", config)
+    ran(capsys, "run", TASK, *engine, "--harness", "command", "-s", "attempts=2", "--run", folder, "-c", config)
     shown, audited = ran(capsys, "show", folder), ran(capsys, "audit", folder)
     said = [record.getMessage() for record in caplog.records if record.name == "openforgerl.proxy.placing"]
     if scrub:

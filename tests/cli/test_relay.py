@@ -36,7 +36,7 @@ async def test_a_baseline_is_measured_and_its_rollouts_are_sft_data(tmp_path: Pa
             sys.executable,
             "-c",
             "from openforgerl.cli.main import main; main()",
-            *map(str, [*words, "--attempts", 1, "--run", run]),
+            *map(str, [*words, "-s", "attempts=1", "--run", run]),
             env={**os.environ, "TEACHER_KEY": KEY},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

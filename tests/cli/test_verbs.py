@@ -26,8 +26,7 @@ from openforgerl.types import Attempt, Rollout
 
 ROOT = Path(__file__).parents[2]
 TASK = ROOT / "src/openforgerl/demo/tasks/rl-copy-00"
-FLAGS_PER_VERB = 9
-"""Eight of its own, and `--sandbox`."""
+FLAGS_PER_VERB = 8
 COMMANDS = dict(commands())
 
 
@@ -122,7 +121,7 @@ def test_readme_names_only_verbs_and_flags_that_exist() -> None:
         (["run", TASK], "--engine torch:DIR, vllm:URL[,URL], sglang:URL"),
         (["run", TASK, "--engine", "scripted"], "KIND:PATH"),
         (["run", TASK, "--engine", "scripted:x"], "--tokenizer DIR"),
-        (["eval", TASK, "--attempts", "0"], "--attempts"),
+        (["eval", TASK, "-s", "attempts=0"], "attempts must be 1 or more"),
         (["train", "grpo", TASK], "--model DIR"),
         (["train", "sft"], "--model"),
         (["train", "sft", ".", "--model", ".", "--out", "x"], "has no run.sqlite"),
@@ -297,7 +296,7 @@ def test_a_flag_wins_over_the_file_and_a_setting_over_both(
     run_words: list[object], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.toml").write_text("attempts = 5\n[harness]\nname = 'pi'\n[tasks]\npath = '/elsewhere'\n")
-    words = [*run_words, "--attempts", "4", "--config", tmp_path / "mine.toml", "--dry-run"]
+    words = [*run_words, "-s", "attempts=4", "--config", tmp_path / "mine.toml", "--dry-run"]
     config = json.loads(ran(capsys, *words)[1])
     assert (config["attempts"], config["harness"]["name"], config["tasks"]["path"]) == (4, "react", str(TASK))
     assert json.loads(ran(capsys, *words, "-s", "attempts=3")[1])["attempts"] == 3
@@ -356,4 +355,28 @@ def test_a_run_is_shown(run_words: list[object], capsys: pytest.CaptureFixture[s
     assert attempt in ran(capsys, "show", tmp_path / "run")[1], "in one piece, to copy"
     assert "⟦Done.␛[2J" in ran(capsys, "show", tmp_path / "run", attempt)[1], "an agent cannot move the cursor"
     assert "no attempt 'nope'" in refused(capsys, "show", tmp_path / "run", "nope")
-    assert "another config" in refused(capsys, *run_words, "--attempts", "2")
+    assert "another config" in refused(capsys, *run_words, "-s", "attempts=2")
+
+
+def test_one_text_says_how_a_model_is_read_wherever_it_is_said(
+    run_words: list[object], tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "answers are read as hermes"
+    hint = (
+        "; prompts by the model's own chat template [others: -s proxy.answer_form=NAME, -s proxy.prompt_package=NAME]"
+    )
+
+    def told(text: str) -> str:
+        (line,) = [line for line in text.splitlines() if said in line]
+        return line[line.index(said) :]
+
+    _, out, _ = ran(capsys, "doctor", "--model", tiny)
+    assert told(out).endswith(hint)
+    for words in (["-s", f"tokenizer={tiny}"], ["-s", f"engine.path={tiny}"]):
+        assert told(ran(capsys, "doctor", *words)[1]) == told(out)
+    assert told(ran(capsys, *run_words)[2]) == told(out)
+    _, out, _ = ran(capsys, "doctor", "--model", tiny, "-s", "proxy.answer_form=glm")
+    assert "answers are read as glm, thoughts in <think> (named by the configuration); prompts by" in out
+    assert said not in ran(capsys, "doctor")[1]
+    code, out, _ = ran(capsys, "doctor", "--model", tiny, "-s", "proxy.answer_form=nope")
+    assert code == 1 and "answer form 'nope' is unknown; known are auto, hermes" in out

@@ -92,7 +92,7 @@ async def test_sixty_rollouts_in_pi_eight_at_once(tmp_path: Path) -> None:
             "sandbox.kubernetes.lost_node_timeout": 2.0,
         }
         words = ["run", tasks, "--engine", f"scripted:{script}", "--tokenizer", tiny, "--harness", "pi"]
-        words += ["--sandbox", "kubernetes", "--attempts", 6, "--run", tmp_path / "run"]
+        words += ["--sandbox", "kubernetes", "-s", "attempts=6", "--run", tmp_path / "run"]
         words += [word for name, value in settings.items() for word in ("-s", f"{name}={value}")]
         begun = time.monotonic()
         process = await asyncio.create_subprocess_exec(

@@ -106,7 +106,7 @@ def test_a_task_that_runs_commands_is_built_and_played(tmp_path: Path) -> None:
         + "[sandbox.container]\nreplace_from = true\n"
     )
     openforgerl = Path(sys.executable).with_name("openforgerl")
-    command = [openforgerl, "eval", task, "--engine", f"scripted:{tmp_path / 'script.json'}", "--attempts", "1"]
+    command = [openforgerl, "eval", task, "--engine", f"scripted:{tmp_path / 'script.json'}", "-s", "attempts=1"]
     command += ["--tokenizer", tmp_path / "tiny", "--run", tmp_path / "run", "-c", config]
     for words in ([openforgerl, "images", "build", task, "-c", config], command):
         done = subprocess.run(words, capture_output=True, text=True, timeout=200)

@@ -102,10 +102,14 @@ def resolve(
 ) -> T | None:
     """The verb's config, or None after printing it for --dry-run."""
     config = load_config(schema, chosen.file, chosen.settings, base=base, flags=flags)
+    return None if shown(config, chosen) else config
+
+
+def shown(config: msgspec.Struct, chosen: Chosen) -> bool:
+    """Print the config if --dry-run was given; whether it was."""
     if chosen.dry_run:
         click.echo(resolved_json(config).decode())
-        return None
-    return config
+    return chosen.dry_run
 
 
 def given(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -116,10 +120,10 @@ def given(**sections: dict[str, Any]) -> dict[str, Any]:
     return {name: section for name, section in tree.items() if section}
 
 
-def round_options(*, attempts: str, folder: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def round_options(*, folder: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The argument and flags that `run` and `eval` share, handed over as `folder`, `flags` and `chosen`.
 
-    `attempts` is the help of --attempts, `folder` the default run folder.
+    `folder` is the default run folder.
     """
     directory = click.Path(path_type=Path, exists=True, file_okay=False)
 
@@ -128,7 +132,6 @@ def round_options(*, attempts: str, folder: str) -> Callable[[Callable[..., Any]
         @click.option("--engine", "spec", metavar="SPEC", help=ENGINE_HELP)
         @click.option("--tokenizer", type=directory, help="Default: the engine's (torch:DIR).")
         @click.option("--harness", "harnesses", multiple=True, help=EVERY_HARNESS_HELP)
-        @click.option("--attempts", type=click.IntRange(1), help=attempts)
         @click.option(
             "--run", "folder", type=click.Path(path_type=Path), default=folder, show_default=True, help="Run folder."
         )
@@ -140,10 +143,9 @@ def round_options(*, attempts: str, folder: str) -> Callable[[Callable[..., Any]
             spec: str | None,
             tokenizer: Path | None,
             harnesses: tuple[str, ...],
-            attempts: int | None,
             **others: Any,
         ) -> Any:
-            return function(flags=_round_flags(tasks, spec, tokenizer, harnesses, attempts), **others)
+            return function(flags=_round_flags(tasks, spec, tokenizer, harnesses), **others)
 
         return with_flags
 
@@ -165,14 +167,10 @@ def engine_section(spec: str | None) -> dict[str, Any]:
     return {"kind": chosen.kind, "path": chosen.path}
 
 
-def _round_flags(
-    tasks: Path, spec: str | None, tokenizer: Path | None, harnesses: tuple[str, ...], attempts: int | None
-) -> dict[str, Any]:
+def _round_flags(tasks: Path, spec: str | None, tokenizer: Path | None, harnesses: tuple[str, ...]) -> dict[str, Any]:
     """Config tree of the flags that `run` and `eval` share."""
     base: dict[str, Any] = {"tasks": {"path": str(tasks)}, "engine": engine_section(spec)}
     base |= harness_section(harnesses)
-    if attempts is not None:
-        base["attempts"] = attempts
     if tokenizer is not None:
         base["tokenizer"] = str(tokenizer)
     return base

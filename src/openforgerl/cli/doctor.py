@@ -8,12 +8,14 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
+from pathlib import Path
 
 import click
 
 from openforgerl import plugins
-from openforgerl.cli.configs import Chosen, config_options, resolve
+from openforgerl.cli.configs import Chosen, config_options, resolve, tokenizer_directory
 from openforgerl.cli.interruption import run_until_interrupted
+from openforgerl.cli.models import chosen_words, open_renderer
 from openforgerl.config import RoomsConfig
 from openforgerl.errors import InputError
 from openforgerl.harnesses.catalogue import inspect, installable
@@ -33,9 +35,17 @@ PACKAGES = {
 
 @click.command()
 @click.option("--kubernetes", is_flag=True, help="Look at the cluster instead, and start one sandbox there.")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Say how this model's answers would be read.  [default: the config's]",
+)
 @config_options
-def doctor(kubernetes: bool, chosen: Chosen) -> None:
-    """Say what this machine can do, and how to get what is missing. Exit code 1 when something required is missing."""
+def doctor(kubernetes: bool, model: Path | None, chosen: Chosen) -> None:
+    """Say what this machine can do, and how to get what is missing. Exit code 1 when something required is missing.
+
+    With a model, also who writes its prompts, which form its answers have, and how to choose others.
+    """
     config = resolve(RoomsConfig, chosen)
     if config is None:
         return
@@ -44,7 +54,8 @@ def doctor(kubernetes: bool, chosen: Chosen) -> None:
     else:
         click.echo(f"{'Python':<22} {platform.python_version()} ({sys.executable}), {os.cpu_count()} cores")
         contained = probe_containers(config.sandbox, required=config.backend == "container")
-        missing = sum(map(_say, (*_packages(), *_harnesses(), *probe(config.sandbox), *contained)))
+        checks = (*_packages(), *_harnesses(), *probe(config.sandbox), *contained, *_model(config, model))
+        missing = sum(map(_say, checks))
     click.echo("Everything that is required is here." if not missing else f"{missing} required things are missing.")
     sys.exit(1 if missing else 0)
 
@@ -75,6 +86,17 @@ def _packages() -> Iterator[Check]:
             yield Check(check=name, ok=False, detail="not installed", fix=fix, required=False)
         else:
             yield Check(check=name, ok=True, detail=version)
+
+
+def _model(config: RoomsConfig, model: Path | None) -> Iterator[Check]:
+    if model is None and not config.tokenizer and not (config.engine.kind == "torch" and config.engine.path):
+        return
+    try:
+        renderer = open_renderer(model or tokenizer_directory(config), config.proxy)
+    except InputError as error:
+        yield Check(check="model", ok=False, detail=str(error))
+    else:
+        yield Check(check="model", ok=True, detail=chosen_words(renderer, config.proxy))
 
 
 def _harnesses() -> Iterator[Check]:

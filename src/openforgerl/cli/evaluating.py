@@ -21,11 +21,12 @@ from openforgerl.types import Failure, Verdict
 
 
 @click.command(name="eval")
-@round_options(attempts="Attempts per task, the k of pass@k.  [default: 3]", folder="runs/eval")
+@round_options(folder="runs/eval")
 def eval(folder: Path, flags: dict[str, Any], chosen: Chosen) -> None:
     """Measure a model on the Harbor task directory TASKS (or all tasks in it), inside a harness.
 
-    Prints pass@1, pass@k and pass^k with 95 % intervals over tasks and writes RUN/eval.json. Attempts that failed
+    Prints pass@1, pass@k and pass^k (k = 3, or `-s attempts=K`) with 95 % intervals over tasks and writes
+    RUN/eval.json. Attempts that failed
     for reasons of ours are refilled, never counted as wrong. With --harness repeated, each harness is measured on
     every task, with the same seeds, and the others are compared with the first, task by task.
     """

@@ -10,13 +10,13 @@ import msgspec
 
 from openforgerl.cli.configs import ENGINE_HELP
 from openforgerl.cli.interruption import run_until_interrupted
+from openforgerl.cli.models import chosen_words, open_renderer
 from openforgerl.config import load_config
 from openforgerl.engines.opening import engine_options, open_engine
 from openforgerl.engines.options import EngineOptions
 from openforgerl.errors import ConfigError, Interrupted
 from openforgerl.orchestrator.assembly import keep_tokenizer, listening, make_run_folder
 from openforgerl.proxy import ProxyOptions, ProxyServer
-from openforgerl.rendering import load_renderer
 from openforgerl.store import CallStore, Database
 
 
@@ -80,7 +80,7 @@ def proxy(
 
 
 async def _serve(config: ProxyConfig, spec: str, tokenizer: Path, folder: Path) -> None:
-    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form, package=config.proxy.prompt_package)
+    renderer = open_renderer(tokenizer, config.proxy)
     engine = open_engine(spec, renderer, config.engine)
     keep_tokenizer(folder, tokenizer)
     database = Database.open(folder / "run.sqlite")
@@ -93,7 +93,7 @@ async def _serve(config: ProxyConfig, spec: str, tokenizer: Path, folder: Path) 
             click.echo(
                 f"Control port  http://{control_host}:{control_port} (token in {config.proxy.control_token_file})"
             )
-            click.echo(f"Answers       {renderer.answer_form}")
+            click.echo(f"Model         {chosen_words(renderer, config.proxy)}")
             await asyncio.Event().wait()
     finally:
         await engine.close()

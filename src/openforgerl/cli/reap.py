@@ -17,12 +17,10 @@ from openforgerl.cli.configs import Chosen, config_options, resolve
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.config import RoomsConfig
 from openforgerl.errors import ConfigError, InputError
+from openforgerl.orchestrator.assembly import open_sandboxes, read_run, take_run
 from openforgerl.protocols import Sandboxes
 from openforgerl.sandboxes.options import SandboxOptions
-from openforgerl.store import Database, RunStore
-
-SANDBOXES = "sandboxes"
-"""Where a run folder keeps its backend's records."""
+from openforgerl.store import RunStore
 
 
 @click.command()
@@ -49,11 +47,8 @@ def reap(runs: tuple[Path, ...], expired: bool, only_list: bool, chosen: Chosen)
 
 
 async def _reap_folder(folder: Path, only_list: bool) -> str:
-    file = folder / "run.sqlite"
-    if not file.is_file():
-        raise InputError(f"{folder} is no run folder: it has no run.sqlite")
     # Opened for writing, which one process can at a time: nobody works on the run meanwhile.
-    database = Database.read_only(file) if only_list else Database.open(file)
+    database = read_run(folder) if only_list else take_run(folder)
     try:
         found = 0
         for run_id, config in (await RunStore(database).runs()).items():
@@ -73,8 +68,7 @@ def _backend(config: object, folder: Path) -> Sandboxes:
     if not isinstance(config, dict):
         raise InputError(f"{folder}: its config says nothing of sandboxes")
     options = msgspec.convert(config.get("sandbox", {}), SandboxOptions)
-    opened: Sandboxes = plugins.load("sandbox", str(config.get("backend", "process")))(options, folder / SANDBOXES)
-    return opened
+    return open_sandboxes(str(config.get("backend", "process")), options, folder)
 
 
 async def _reap_expired(options: SandboxOptions, only_list: bool) -> Sequence[str]:

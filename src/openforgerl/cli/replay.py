@@ -16,6 +16,7 @@ import msgspec
 
 from openforgerl.cli.configs import Chosen, config_options, resolve
 from openforgerl.cli.interruption import run_until_interrupted
+from openforgerl.cli.models import open_renderer
 from openforgerl.cli.progress import plain
 from openforgerl.config import RoomsConfig
 from openforgerl.demo.bundle import bundled_tasks
@@ -35,7 +36,6 @@ from openforgerl.orchestrator.assembly import (
 )
 from openforgerl.protocols import InferenceEngine, Renderer
 from openforgerl.proxy.sessions import CallLog
-from openforgerl.rendering import load_renderer
 from openforgerl.store import CallStore, RunStore
 from openforgerl.tasks import read_tasks
 from openforgerl.trajectory.replaying import Record, Replay, ReplayedCall, compare_sessions
@@ -155,7 +155,7 @@ async def _replay(
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_dir():
         raise InputError(f"{folder} keeps no tokenizer, so its answers cannot be given again")
-    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form, package=config.proxy.prompt_package)
+    renderer = open_renderer(tokenizer, config.proxy)
     async with contextlib.AsyncExitStack() as stack:
         engine = RecordedEngine(
             Record(recorded.calls),

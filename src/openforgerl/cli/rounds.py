@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openforgerl.cli.configs import tokenizer_directory
+from openforgerl.cli.models import chosen_words, open_renderer
 from openforgerl.config import RoomsConfig, choose_tasks
 from openforgerl.engines.opening import open_engine
 from openforgerl.engines.relay import RelayEngine
 from openforgerl.orchestrator import GroupResult, Recording, RunOptions, failure_line, plan_rollouts
 from openforgerl.orchestrator.assembly import check_rooms, keep_tokenizer, open_house, open_run
 from openforgerl.protocols import Progress
-from openforgerl.rendering import load_renderer
 from openforgerl.types import Attempt, Rollout, Sampling, Source, Task, Verdict
 
 
@@ -38,7 +38,7 @@ async def run_round(
     """Plan `attempts` rollouts per task and run them to their outcomes, from wherever the run folder stands."""
     tasks = choose_tasks(config)
     tokenizer = tokenizer_directory(config)
-    renderer = load_renderer(tokenizer, answer_form=config.proxy.answer_form, package=config.proxy.prompt_package)
+    renderer = open_renderer(tokenizer, config.proxy)
     check_rooms(config)
     async with contextlib.AsyncExitStack() as stack:
         # The engine before the folder: a script or model that cannot be opened must not become the run's config.
@@ -60,7 +60,7 @@ async def run_round(
             )
         ]
         source = Source.TEACHER if config.engine.kind in ("scripted", "relay") else Source.POLICY
-        progress.say(f"answers are read as {renderer.answer_form}")
+        progress.say(chosen_words(renderer, config.proxy))
         progress.start(purpose, len(groups) * attempts)
 
         def on_attempt(rollout: Rollout, attempt: Attempt) -> None:

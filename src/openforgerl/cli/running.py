@@ -17,11 +17,12 @@ from openforgerl.types import Failure, Verdict
 
 
 @click.command()
-@round_options(attempts="Rollouts per task.  [default: 1]", folder="runs/run")
+@round_options(folder="runs/run")
 def run(folder: Path, flags: dict[str, Any], chosen: Chosen) -> None:
     """Run the Harbor task directory TASKS (or all tasks in it) in a harness and record the rollouts.
 
-    Look at what happened with `openforgerl show RUN`. Killed or interrupted, the same command resumes.
+    Each task gets one rollout, or `-s attempts=N`. Look at what happened with `openforgerl show RUN`. Killed or
+    interrupted, the same command resumes.
     """
     config = resolve(RunConfig, chosen, flags=flags)
     if config is None:

@@ -14,10 +14,11 @@ from openforgerl.cli.configs import (
     config_options,
     given,
     harness_section,
-    resolve,
     rooms_options,
+    shown,
 )
 from openforgerl.cli.interruption import run_until_interrupted, terminate_like_interrupt
+from openforgerl.cli.models import chosen_words, open_renderer
 from openforgerl.cli.progress import open_progress
 from openforgerl.config import choose_tasks, load_config
 from openforgerl.errors import ConfigError, InputError, Interrupted
@@ -78,12 +79,11 @@ def sft(
     Killed or interrupted, the same command goes on from the last checkpoint in OUT.
     """
     flags = {"trainer": trainer} if trainer else {}
-    full = load_config(SftConfig, chosen.file, chosen.settings, flags=flags)
-    if full.trainer == "verl":
-        _sft_with_verl(full, runs, model, out, data, dry_run=chosen.dry_run)
+    config = load_config(SftConfig, chosen.file, chosen.settings, flags=flags)
+    if config.trainer == "verl":
+        _sft_with_verl(config, runs, model, out, data, dry_run=chosen.dry_run)
         return
-    config = resolve(SftConfig, chosen, flags=flags)
-    if config is None:
+    if shown(config, chosen):
         return
     if not runs and not data:
         raise click.UsageError("Missing argument 'RUNS...': run folders, or conversations with --data")
@@ -177,12 +177,11 @@ def grpo(
     ) | harness_section(harnesses)
     if trainer:
         flags["trainer"] = trainer
-    full = load_config(GrpoConfig, chosen.file, chosen.settings, flags=flags)
-    if full.trainer == "verl":
-        _grpo_with_verl(full, folder, dry_run=chosen.dry_run)
+    config = load_config(GrpoConfig, chosen.file, chosen.settings, flags=flags)
+    if config.trainer == "verl":
+        _grpo_with_verl(config, folder, dry_run=chosen.dry_run)
         return
-    config = resolve(GrpoConfig, chosen, flags=flags)
-    if config is None:
+    if shown(config, chosen):
         return
     _check_model(config)
     with open_progress(sys.stderr) as progress:
@@ -234,11 +233,8 @@ def _run_verl(launch: Launch, folder: Path) -> None:
 
 async def _grpo(config: GrpoConfig, model: Path, folder: Path, progress: Progress) -> Path:
     options = config.train
-    tasks, renderer = (
-        choose_tasks(config),
-        load_renderer(model, answer_form=config.proxy.answer_form, package=config.proxy.prompt_package),
-    )
-    progress.say(f"answers are read as {renderer.answer_form}")
+    tasks, renderer = choose_tasks(config), open_renderer(model, config.proxy)
+    progress.say(chosen_words(renderer, config.proxy))
     check_rooms(config)
     progress.start("GRPO", options.steps)
 

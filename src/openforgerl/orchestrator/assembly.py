@@ -34,6 +34,7 @@ from openforgerl.proxy.options import ProxyOptions
 from openforgerl.proxy.sessions import CallLog
 from openforgerl.rollout import Rooms
 from openforgerl.sandboxes.bubblewrap import find_bwrap
+from openforgerl.sandboxes.options import SandboxOptions
 from openforgerl.store import CallStore, Database, RunStore
 from openforgerl.types import Attempt, Rollout, SandboxSpec, Task
 
@@ -110,10 +111,26 @@ def make_run_folder(path: Path) -> None:
 
 def read_run(path: Path) -> Database:
     """The database of the run at `path`, read-only, also beside a running run. InputError when there is none."""
+    return Database.read_only(_run_file(path))
+
+
+def take_run(path: Path) -> Database:
+    """The database of the run at `path` for writing, which one process can at a time. InputError when there is none,
+    StoreError when somebody works on the run."""
+    return Database.open(_run_file(path))
+
+
+def _run_file(path: Path) -> Path:
     file = path / "run.sqlite"
     if not file.is_file():
         raise InputError(f"{path} is no run folder: it has no run.sqlite")
-    return Database.read_only(file)
+    return file
+
+
+def open_sandboxes(backend: str, options: SandboxOptions, folder: Path) -> Sandboxes:
+    """The backend of the run in `folder`, which keeps its records there."""
+    opened: Sandboxes = plugins.load("sandbox", backend)(options, folder / "sandboxes")
+    return opened
 
 
 def check_rooms(config: RoomsConfig) -> None:
@@ -180,7 +197,7 @@ async def open_house(
 ) -> AsyncGenerator[House]:
     """Serve `engine` behind the proxy and make an orchestrator for `tasks`. Leftovers of a dead process go first."""
     harnesses = open_harnesses(config)
-    sandboxes: Sandboxes = plugins.load("sandbox", config.backend)(config.sandbox, folder.path / "sandboxes")
+    sandboxes = open_sandboxes(config.backend, config.sandbox, folder.path)
     async with contextlib.AsyncExitStack() as stack:
         if isinstance(sandboxes, AbstractAsyncContextManager):
             await stack.enter_async_context(sandboxes)
