@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openforgerl.protocols import Sandbox, Sandboxes
+from openforgerl.protocols import AdoptedSandbox, Sandbox, Sandboxes
 from openforgerl.types import Exit, SandboxSpec
 
 
@@ -25,7 +25,7 @@ class Case:
     """Every process, mount, group, container or object that the backend's sandboxes have, in words."""
     murder: Callable[[Sandbox], Awaitable[None]] | None = None
     """End a sandbox from outside, as a crash would."""
-    adopt: Callable[[Sandboxes, Sandbox], Awaitable[Sandbox]] | None = None
+    adopt: Callable[[Sandboxes, Sandbox], Awaitable[AdoptedSandbox]] | None = None
     """For a backend whose sandboxes outlive the orchestrator: take `sandbox`, made by another instance, over."""
     names: dict[str, str] = field(default_factory=dict[str, str])
     """Words of this backend's report that checks compare: `backend`."""

@@ -159,7 +159,10 @@ async def a_living_one_is_adopted(case: Case) -> None:
         return
     async with case.open().create(case.spec, "a-1") as sandbox:
         await told(sandbox, "echo kept > /workspace/kept")
+        heard = await sandbox.exec(shell("echo said; exit 3"), env={}, timeout=20, key="ended")
         heir = await case.adopt(case.open(), sandbox)
         assert await heir.read("/workspace/kept", limit=10) == b"kept\n"
+        for _ in range(2):  # heard by the one before, and perhaps never written down
+            assert await heir.claim("ended") == heard
         assert heir.ref.attempt_id == "a-1"
         await heir.close()
