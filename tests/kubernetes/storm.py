@@ -29,7 +29,7 @@ from openforgerl.sandboxes.kubernetes.names import pod_name
 from openforgerl.store import Database, RunStore
 from openforgerl.tasks import read_tasks
 from openforgerl.testing.fake_init import FakePod
-from openforgerl.testing.fake_kubernetes import ProgramContext
+from openforgerl.testing.fake_kubernetes import SCENARIOS, ProgramContext
 from openforgerl.testing.fake_sandbox import Program
 from openforgerl.testing.tiny_model import write_tiny_model
 from openforgerl.types import (
@@ -62,10 +62,10 @@ EXPECTED: Mapping[str, frozenset[str]] = {
     "node-lost": frozenset({"node_lost"}),
 }
 """Scenario → what an attempt that it breaks must be called. The others break nothing."""
+UNSEEN: Mapping[str, frozenset[str]] = {"oom-child": frozenset({"oom"})}
+"""The same of an attempt whose pod ended while there was no orchestrator: the next finds only what the pod shows."""
 NEVER_RUN = frozenset({"image-missing", "image-never", "unschedulable", "start-error"})
 """No attempt with such a pod can have a verdict."""
-
-
 KILLED = frozenset({"interrupted", "not_started", "not_adopted"})
 """What an attempt is called whose orchestrator was killed before its sandbox could be taken over."""
 
@@ -214,11 +214,18 @@ async def recorded(folder: Path) -> tuple[str, list[Attempt]]:
     return "run-" + hashlib.sha256(str((folder / "run").resolve()).encode()).hexdigest()[:12], attempts
 
 
-def judged(run_id: str, attempts: Sequence[Attempt], planted: Mapping[str, Sequence[tuple[str, bool]]]) -> Counter[str]:
+def judged(
+    run_id: str,
+    attempts: Sequence[Attempt],
+    planted: Mapping[str, Sequence[tuple[str, bool]]],
+    *,
+    unseen: Mapping[str, frozenset[str]] | None = None,
+) -> Counter[str]:
     """Compare every attempt with the oracle; the count of each outcome. AssertionError names what is classified wrong.
 
-    `planted`: pod name → (scenario, has struck) of each pod of that name.
+    `planted`: pod name → (scenario, has struck) of each pod of that name. `unseen`: what else breaks an attempt.
     """
+    breaks = {name: EXPECTED.get(name, frozenset()) | (unseen or {}).get(name, frozenset()) for name in SCENARIOS}
     counts: Counter[str] = Counter()
     for attempt in attempts:
         pods = [pod_name(run_id, attempt.attempt_id + end) for end in ("", "-verify")]
@@ -233,7 +240,7 @@ def judged(run_id: str, attempts: Sequence[Attempt], planted: Mapping[str, Seque
         counts[outcome.kind] += 1
         if outcome.kind in KILLED:
             continue
-        allowed = {kind for scenario, _ in given for kind in EXPECTED.get(scenario, ())}
+        allowed = {kind for scenario, _ in given for kind in breaks[scenario]}
         assert outcome.kind in allowed, (attempt.attempt_id, outcome, given)
         assert outcome.retryable, outcome
     return counts
