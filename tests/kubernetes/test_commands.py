@@ -18,7 +18,7 @@ from openforgerl.sandboxes.kubernetes.backend import KubernetesSandboxes
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
 from openforgerl.store import Database, RunStore
 from openforgerl.testing.fake_kubernetes import FakeCluster
-from openforgerl.testing.fake_kubernetes.kinds import PODS, QUOTAS, RESOURCES
+from openforgerl.testing.fake_kubernetes.kinds import NAMESPACES, PODS, QUOTAS, RESOURCES
 from openforgerl.types import SandboxSpec
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base"
@@ -86,6 +86,20 @@ async def test_doctor_sees_a_full_quota_and_a_pod_that_nobody_can_run(fake: Fake
     fake.registry.create(QUOTAS, "rollouts", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
     code, out = await command("doctor", "--kubernetes", *SETTINGS)
     assert code == 1 and "exceeded quota" in out and "would wait for room" in out
+
+
+async def test_doctor_looks_at_every_namespace(fake: FakeCluster, command: Command) -> None:
+    fake.registry.create(NAMESPACES, "", {"metadata": {"name": "more"}, "status": {"phase": "Active"}})
+    fake.registry.create(QUOTAS, "more", {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "7"}}})
+    words = ("doctor", "--kubernetes", *SETTINGS, "-s", 'sandbox.kubernetes.more_namespaces=["more"]')
+    code, out = await command(*words)
+    assert code == 0, out
+    assert "needs in namespace rollouts" in out and "needs in namespace more" in out
+    assert "none in rollouts" in out and "small: pods 0/7 in more" in out
+    token = fake.access.add("somebody", _rules(), namespace="rollouts")
+    code, out = await command(*words, token=token)
+    assert code == 1 and "may not create, get, list, watch, delete, deletecollection in namespace more" in out
+    assert "a sandbox" not in found(out) and "deploy/kubernetes" in out
 
 
 async def test_doctor_where_nobody_listens(fake: FakeCluster, command: Command) -> None:

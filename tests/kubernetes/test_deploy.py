@@ -21,7 +21,7 @@ from openforgerl.sandboxes.kubernetes.diagnosis import RIGHTS
 from openforgerl.sandboxes.kubernetes.reaping import reap_expired
 from openforgerl.sandboxes.kubernetes.runs import find_runs, reap_run
 from openforgerl.testing.fake_kubernetes import FakeCluster
-from openforgerl.testing.fake_kubernetes.kinds import QUOTAS
+from openforgerl.testing.fake_kubernetes.kinds import NAMESPACES, PODS, POLICIES, QUOTAS
 from openforgerl.types import SandboxSpec
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -35,7 +35,7 @@ def documents(folder: str) -> list[Object]:
     return [document for text in texts for document in yaml.safe_load_all(text)]
 
 
-ALL = [(folder, document) for folder in ("base", "proxy") for document in documents(folder)]
+ALL = [(folder, document) for folder in ("base", "more", "proxy") for document in documents(folder)]
 REQUIRED = {
     "Deployment": ("selector", "template"),
     "Job": ("template",),
@@ -55,7 +55,9 @@ def pod_templates() -> list[Object]:
 
 
 @pytest.mark.parametrize(
-    "document", [one for _, one in ALL], ids=[f"{one['kind']}-{one['metadata']['name']}" for _, one in ALL]
+    "document",
+    [one for _, one in ALL],
+    ids=[f"{folder}-{one['kind']}-{one['metadata']['name']}" for folder, one in ALL],
 )
 def test_every_object_is_whole(document: Object) -> None:
     assert document["apiVersion"] and document["metadata"]["name"]
@@ -117,9 +119,55 @@ def test_no_pod_of_ours_has_more_rights_than_restricted_pods_may() -> None:
 
 
 def rules() -> list[Object]:
-    (role,) = of("Role")
+    role, *others = of("Role")
     found: list[Object] = role["rules"]
+    assert [one["rules"] for one in others] == [found] * len(others)  # the same in every namespace
     return found
+
+
+def test_a_further_namespace_grants_its_rights_to_the_orchestrator_of_the_first() -> None:
+    subjects = [subject for binding in of("RoleBinding") for subject in binding["subjects"]]
+    namespace = yaml.safe_load((DEPLOY / "base" / "kustomization.yaml").read_text())["namespace"]
+    assert subjects == [{"kind": "ServiceAccount", "name": "openforgerl-orchestrator", "namespace": namespace}] * 2
+
+
+@pytest.fixture
+async def applied(fake: FakeCluster) -> FakeCluster:
+    """`base` and `more` in their namespaces, and pods that nobody runs: `namespace/part` with a rollout's labels."""
+    for folder in ("base", "more"):
+        namespace = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text())["namespace"]
+        labels = next(one for one in documents(folder) if one["kind"] == "Namespace")["metadata"]["labels"]
+        labels = labels | {"kubernetes.io/metadata.name": namespace}  # the API server's own
+        fake.registry.create(NAMESPACES, "", {"metadata": {"name": namespace, "labels": labels}})
+        for policy in (one for one in documents(folder) if one["kind"] == "NetworkPolicy"):
+            fake.registry.create(POLICIES, namespace, policy)
+    fake.registry.create(NAMESPACES, "", {"metadata": {"name": "foreign"}})
+    agent, verifier = (names.pod_labels("r", "t-r0-a1", network=network) for network in (True, False))
+    orchestrator = next(of("Job"))["spec"]["template"]["metadata"]["labels"]
+    made = {"agent": agent, "verifier": verifier, "orchestrator": orchestrator, "other": {"app": "db"}}
+    for namespace in ("openforgerl", "openforgerl-more", "foreign"):
+        for name, labels in made.items():
+            spec = {"containers": [{"name": "c", "image": "i"}], "restartPolicy": "Never", "nodeSelector": {"a": "b"}}
+            fake.registry.create(PODS, namespace, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+    return fake
+
+
+async def test_what_a_rollout_reaches_from_any_namespace(applied: FakeCluster) -> None:
+    """Proxy 8080 and gateway 8090 of the one orchestrator, a verifier only the gateway, and nothing else at all."""
+    doors = [(pod, port) for pod in applied.objects.list(PODS) for port in (8080, 8090, 443)]
+    home, reached = ("openforgerl", "orchestrator"), {}
+    for namespace in ("openforgerl", "openforgerl-more"):
+        for name in ("agent", "verifier"):
+            source = (namespace, name)
+            reached[source] = {
+                (pod.key, port) for pod, port in doors if pod.key != source and applied.reachable(source, pod.key, port)
+            }
+            assert not applied.reachable(source, "192.0.2.1", 443)
+        assert reached[namespace, "agent"] == {(home, 8080), (home, 8090)}
+        assert reached[namespace, "verifier"] == {(home, 8090)}
+    assert not applied.reachable(("foreign", "agent"), home, 8090)  # its namespace is not one of the run's
+    assert not applied.reachable(("openforgerl-more", "other"), home, 8090)
+    assert not applied.reachable(home, ("openforgerl-more", "agent"), 8080)  # nobody dials a rollout
 
 
 def test_the_role_is_what_doctor_asks_for() -> None:

@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
+import msgspec
+
 from openforgerl.errors import InputError, OpenForgeError
 from openforgerl.sandboxes.kubernetes import manifests, names
 from openforgerl.sandboxes.kubernetes.access import find_access
@@ -38,6 +40,7 @@ RIGHTS: tuple[tuple[Kind, str, tuple[str, ...]], ...] = (
 )
 """Everything that a run asks the API server for; `deploy/kubernetes/base/rbac.yaml` grants exactly this."""
 
+_MANIFESTS = "deploy/kubernetes/base (a further namespace's are in more)"
 _RUN = "doctor"
 _OWNER = {"metadata": {"name": "doctor", "uid": "00000000-0000-0000-0000-000000000000"}}
 
@@ -60,24 +63,41 @@ async def examine(options: SandboxOptions) -> AsyncGenerator[Check]:
         await cluster.close()
 
 
-async def _asked(cluster: Cluster, options: SandboxOptions) -> AsyncGenerator[Check]:
+async def _asked(first: Cluster, options: SandboxOptions) -> AsyncGenerator[Check]:
     try:
-        yield Check(check="API server", ok=True, detail=f"Kubernetes {await cluster.version()}")
+        yield Check(check="API server", ok=True, detail=f"Kubernetes {await first.version()}")
+    except (ClusterError, InputError) as error:
+        yield _unreachable(error)
+        return
+    whole = True
+    for cluster in (first, *map(first.beside, options.kubernetes.more_namespaces)):
+        async with contextlib.aclosing(_namespace(cluster, options)) as checks:
+            async for check in checks:
+                whole = whole and (check.ok or not check.required)
+                yield check
+    if whole:
+        yield await _sandbox(options)
+
+
+async def _namespace(cluster: Cluster, options: SandboxOptions) -> AsyncGenerator[Check]:
+    """What one namespace gives and lacks; its name is said where there are several."""
+    where = f" in {cluster.namespace}" if options.kubernetes.more_namespaces else ""
+    try:
         missing = [check async for check in _rights(cluster)]
     except (ClusterError, InputError) as error:
-        fix = "see that this machine reaches it and that the kubeconfig's credentials are good (`kubectl version`)"
-        yield Check(check="API server", ok=False, detail=str(error), fix=fix)
+        yield _unreachable(error)
         return
     for check in missing:
         yield check
     if not missing:
         yield Check(check="rights", ok=True, detail=f"all that a run needs in namespace {cluster.namespace}")
-    pod = await _pod(cluster, options)
-    yield pod
-    yield await _quota(cluster)
-    yield await _policies(cluster)
-    if pod.ok and not missing:
-        yield await _sandbox(options)
+    for check in (await _pod(cluster, options), await _quota(cluster), await _policies(cluster)):
+        yield msgspec.structs.replace(check, detail=check.detail + where)
+
+
+def _unreachable(error: Exception) -> Check:
+    fix = "see that this machine reaches it and that the kubeconfig's credentials are good (`kubectl version`)"
+    return Check(check="API server", ok=False, detail=str(error), fix=fix)
 
 
 async def _rights(cluster: Cluster) -> AsyncGenerator[Check]:
@@ -90,7 +110,7 @@ async def _rights(cluster: Cluster) -> AsyncGenerator[Check]:
                 check=f"right on {what}",
                 ok=False,
                 detail=f"may not {', '.join(lacking)} in namespace {cluster.namespace}",
-                fix="apply deploy/kubernetes/base/rbac.yaml, or have these verbs granted",
+                fix=f"apply rbac.yaml of {_MANIFESTS}, or have these verbs granted",
             )
 
 
@@ -135,13 +155,13 @@ async def _policies(cluster: Cluster) -> Check:
             check="network policy",
             ok=False,
             detail="cannot be seen with these rights",
-            fix="see that deploy/kubernetes/base/network.yaml is applied",
+            fix=f"see that network.yaml of {_MANIFESTS} is applied",
             required=False,
         )
     labels = names.pod_labels(_RUN, "doctor-a0", network=True)
     found = [policy["metadata"]["name"] for policy in policies if _covers(policy, labels)]
     if not found:
-        fix = "apply deploy/kubernetes/base/network.yaml; without it an agent reaches whatever the pod network does"
+        fix = f"apply network.yaml of {_MANIFESTS}; without it an agent reaches whatever the pod network does"
         detail = "none covers the rollouts' egress"
         return Check(check="network policy", ok=False, detail=detail, fix=fix, required=False)
     return Check(check="network policy", ok=True, detail=f"{', '.join(found)} (if the network plugin enforces it)")
