@@ -21,6 +21,7 @@ class ByteRenderer:
         restored: Mapping[int, ModelCall],
         clock: float,
         kwargs: Mapping[str, JsonValue],
+        images: Mapping[str, bytes] | None = None,
     ) -> Prompt:
         ids: list[int] = []
         origins: list[OriginSpan] = []

@@ -158,7 +158,7 @@ async def test_overload_and_refusals() -> None:
         with pytest.raises(EngineError, match="do not fit"):
             [c async for c in opened.generate(Prompt(ids=(1,) * 64), Sampling(), affinity="s")]
         image = PlacedImage(sha256="a" * 64, start=0, count=1, grid=(1, 1, 1))
-        with pytest.raises(EngineError, match="images"):
+        with pytest.raises(EngineError, match="bytes of image aaaa"):
             [c async for c in opened.generate(Prompt(ids=(1,), images=(image,)), Sampling(), affinity="s")]
 
 

@@ -1,11 +1,14 @@
 """What vLLM's and SGLang's servers are asked and how they answer: bodies and events, without any I/O.
 
-Read in vLLM 0.32 (`entrypoints/openai/completion`) and SGLang 0.5.23 (`managers/io_struct.py`,
-`managers/tokenizer_manager.py`). Both take a prompt as ids and give every sampled id with its log-prob.
+Read in vLLM 0.32 (`entrypoints/openai/completion`, `entrypoints/scale_out/token_in_token_out`) and SGLang 0.5.23
+(`managers/io_struct.py`, `managers/tokenizer_manager.py`, `multimodal/processors/base_processor.py`). Both take a
+prompt as ids and give every sampled id with its log-prob; images go beside ids in which each has one placeholder, and
+both say with which ids they began.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from openforgerl.engines.continuing import MOST_SEED, Answer
+from openforgerl.errors import EngineError
 from openforgerl.types import Sampling
 
 Body = dict[str, Any]
@@ -34,10 +39,12 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     status: int = 500
     """HTTP status that the server would give the error."""
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt as the server read it, where it says so: it places an image's placeholders itself."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a weight update."""
+    """One request: an answer's, or one of a weight update."""
 
     path: str
     body: Body = {}
@@ -53,9 +60,11 @@ class ServerApi(Protocol):
     health_path: str
     logprob_fix: str
     """How to start the server so that log-probs are taken at the sampling temperature."""
+    image_fix: str
+    """How to start the server so that it takes images beside ids."""
 
-    def request(self, ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], scope: Scope) -> Body:
-        """The body that asks for an answer to `ids`, streamed."""
+    def request(self, asked: Answer, stop_ids: Sequence[int], scope: Scope) -> Step:
+        """What asks for the rest of an answer, streamed. With images the server says how it read the prompt."""
         ...
 
     def piece(self, event: Any, seen: int) -> Piece:
@@ -80,23 +89,23 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     session: str
-    sampled: int = 0
-    """Ids of this answer that an earlier request gave: a continued answer must not draw the same numbers again."""
 
 
 class VllmApi:
-    """vLLM: `/v1/completions` with ids, which needs no flag of the server's."""
+    """vLLM: `/v1/completions` with ids, which needs no flag of the server's, and for prompts with images its own
+    `/inference/v1/generate`, which needs one."""
 
     name = "vllm"
     generate_path = "/v1/completions"
     health_path = "/health"
     logprob_fix = "--logprobs-mode processed_logprobs"
+    image_path = "/inference/v1/generate"
+    image_fix = "--enable-scale-out (vLLM 0.32 or later)"
 
-    def request(self, ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], scope: Scope) -> Body:
+    def request(self, asked: Answer, stop_ids: Sequence[int], scope: Scope) -> Step:
         """Every parameter is given: the server would fill in those of the model's generation config."""
-        return {
-            "model": scope.model,
-            "prompt": list(ids),
+        sampling = asked.rest
+        params: Body = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -108,13 +117,18 @@ class VllmApi:
             "stop_token_ids": list(stop_ids),
             "ignore_eos": True,
             "logprobs": 0,
-            "return_token_ids": True,
             "skip_special_tokens": False,
-            "stream": True,
-            **_seed("seed", sampling, scope),
+            **_seed("seed", sampling),
         }
+        body: Body = {"model": scope.model, "return_token_ids": True, "stream": True}
+        if not asked.images:
+            return Step(path=self.generate_path, body=body | params | {"prompt": asked.ids})
+        parts = [{"type": "image_url", "url": _data_url(data)} for data in asked.images]
+        body |= {"token_ids": asked.collapsed, "content_parts": parts, "sampling_params": params}
+        return Step(path=self.image_path, body=body, needs=self.image_fix)
 
     def piece(self, event: Any, seen: int) -> Piece:
+        """Events of both paths: they name log-probs differently."""
         del seen
         if "error" in event:
             return _failed(event["error"])
@@ -123,11 +137,14 @@ class VllmApi:
                 return Piece()
             (choice,) = event["choices"]
             ids = tuple(choice.get("token_ids") or ())
-            logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+            told = choice.get("logprobs") or {}
+            logprobs = told.get("token_logprobs") or [one["logprob"] for one in told.get("content") or ()]
             finish = choice.get("finish_reason") or ""
+            read = event.get("prompt_token_ids")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unreadable(f"{event!r:.300}") from error
-        return Piece(ids=ids, logprobs=_logprobs(ids, logprobs), finish=finish)
+        prompt = None if read is None else tuple(read)
+        return Piece(ids=ids, logprobs=_logprobs(ids, logprobs), finish=finish, prompt_ids=prompt)
 
     def probe(self, ids: Sequence[int], temperature: float, model: str) -> Body:
         return {
@@ -175,10 +192,12 @@ class SglangApi:
     generate_path = "/generate"
     health_path = "/health"
     logprob_fix = "SGLANG_RETURN_ORIGINAL_LOGPROB unset"
+    image_fix = "SGLANG_MM_AVOID_RETOKENIZE=true (SGLang 0.5.23 or later)"
 
-    def request(self, ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], scope: Scope) -> Body:
-        return {
-            "input_ids": list(ids),
+    def request(self, asked: Answer, stop_ids: Sequence[int], scope: Scope) -> Step:
+        sampling = asked.rest
+        body: Body = {
+            "input_ids": asked.collapsed,
             "sampling_params": {
                 "max_new_tokens": sampling.max_tokens,
                 "temperature": sampling.temperature,
@@ -191,12 +210,15 @@ class SglangApi:
                 "stop_token_ids": list(stop_ids),
                 "ignore_eos": True,
                 "skip_special_tokens": False,
-                **_seed("sampling_seed", sampling, scope),
+                **_seed("sampling_seed", sampling),
             },
             "return_logprob": True,
             "session_id": scope.session,
             "stream": True,
         }
+        if asked.images:
+            body |= {"image_data": [_data_url(data) for data in asked.images], "return_prompt_token_ids": True}
+        return Step(path=self.generate_path, body=body, needs=self.image_fix if asked.images else "")
 
     def piece(self, event: Any, seen: int) -> Piece:
         """Events hold the whole answer so far, or only what is new (`--incremental-streaming-output`)."""
@@ -210,9 +232,11 @@ class SglangApi:
             if seen and len(ids) == meta["completion_tokens"]:
                 ids, logprobs = ids[seen:], logprobs[seen:]
             finish = str((meta.get("finish_reason") or {}).get("type") or "")
+            read = event.get("prompt_token_ids")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise Unreadable(f"{event!r:.300}") from error
-        return Piece(ids=ids, logprobs=_logprobs(ids, logprobs), finish=finish)
+        prompt = None if read is None else tuple(read)
+        return Piece(ids=ids, logprobs=_logprobs(ids, logprobs), finish=finish, prompt_ids=prompt)
 
     def probe(self, ids: Sequence[int], temperature: float, model: str) -> Body:
         del model
@@ -241,8 +265,33 @@ class SglangApi:
         return []
 
 
-def _seed(name: str, sampling: Sampling, scope: Scope) -> Body:
-    return {} if sampling.seed is None else {name: (sampling.seed + scope.sampled) & 0x7FFFFFFF}
+def check_prompt(read: Sequence[int] | None, asked: Sequence[int], name: str) -> None:
+    """EngineError 400 unless a server read a prompt with images as the ids that it stands for here.
+
+    Both kinds of server place an image's placeholders themselves, and SGLang may tokenise the text again: then what
+    was sampled answers other ids than those that would be trained.
+    """
+    if read is None:
+        raise EngineError(
+            f"{name} does not say how it read a prompt with images, so nothing vouches for it", status=400
+        )
+    if tuple(read) != tuple(asked):
+        at = next((at for at, (one, other) in enumerate(zip(read, asked, strict=False)) if one != other), -1)
+        where = f"differ from place {at} on" if at >= 0 else "end elsewhere"
+        raise EngineError(
+            f"{name} read a prompt with images as {len(read)} ids, where {len(asked)} were meant; they {where}: its "
+            "image processor has other settings than preprocessor_config.json here, or it tokenised the text again",
+            status=400,
+        )
+
+
+def _data_url(data: bytes) -> str:
+    """An image as servers take it; they look at the bytes for its format, not at this name."""
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def _seed(name: str, sampling: Sampling) -> Body:
+    return {} if sampling.seed is None else {name: sampling.seed & MOST_SEED}
 
 
 def _logprobs(ids: tuple[int, ...], values: Sequence[Any]) -> tuple[float, ...] | None:

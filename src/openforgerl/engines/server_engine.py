@@ -5,24 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import aiohttp
 import msgspec
 
+from openforgerl.engines.continuing import Answer
 from openforgerl.engines.options import EngineOptions
-from openforgerl.engines.server_api import Piece, Scope, ServerApi, SglangApi, Step, Unreadable, VllmApi
-from openforgerl.engines.server_probe import Served, probe
+from openforgerl.engines.server_api import (
+    Piece,
+    Scope,
+    ServerApi,
+    SglangApi,
+    Step,
+    Unreadable,
+    VllmApi,
+    check_prompt,
+)
+from openforgerl.engines.server_probe import Served, glance, probe
 from openforgerl.engines.server_replicas import Replica, Replicas
 from openforgerl.errors import ConfigError, EngineError, EngineOverloaded, InputError
 from openforgerl.protocols import Renderer
 from openforgerl.types import Chunk, FinishReason, Prompt, Sampling
 from openforgerl.wire import SseReader
+
+log = logging.getLogger(__name__)
 
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _MOST_ERROR_BYTES = 4096
@@ -73,7 +86,8 @@ class ServerEngine:
         for url in urls:
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"engine.path: {url!r} is no http(s) URL; give {cls.api.name}:http://HOST:PORT[,...]")
-        found = [probe(url, cls.api, _headers(options), options.servers.connect_s * 3) for url in urls]
+        look = glance(renderer)
+        found = [probe(url, cls.api, _headers(options), options.servers.connect_s * 3, look=look) for url in urls]
         if len({(one.model, one.context_length) for one in found}) > 1:
             raise ConfigError(f"the servers differ in model or context: {', '.join(map(str, found))}")
         at_temperature = all(one.at_temperature for one in found)
@@ -83,7 +97,10 @@ class ServerEngine:
                 f"{cls.api.logprob_fix}, or set engine.servers.require_temperature = false (answers at other "
                 "temperatures than 1 then come without log-probs, and cannot train)"
             )
-        served = msgspec.structs.replace(found[0], at_temperature=at_temperature)
+        blind = next((one.blind for one in found if one.blind), "")
+        if blind:
+            log.warning("%s takes no images: %s", ", ".join(urls), blind)
+        served = msgspec.structs.replace(found[0], at_temperature=at_temperature, blind=blind)
         return cls(urls, served, stop_ids=renderer.stop_ids, options=options)
 
     @property
@@ -110,12 +127,10 @@ class ServerEngine:
     ) -> AsyncIterator[Chunk]:
         """Sample an answer as it comes. Raises EngineError (infrastructure) or EngineOverloaded."""
         del priority  # a server needs a flag of its own to know priorities, and refuses them without
-        left = min(sampling.max_tokens, self._context - len(prompt.ids))
-        if prompt.images:
-            raise EngineError(f"images cannot be sent to {self.api.name} as ids yet", status=400)
-        if not prompt.ids or left < 1:
-            raise EngineError(f"{len(prompt.ids)} prompt tokens do not fit a context of {self._context}", status=400)
-        async with aclosing(self._sampled(prompt.ids, sampling, left, affinity)) as chunks:
+        if prompt.images and self._served.blind:
+            raise EngineError(f"{self.api.name} takes no images here: {self._served.blind}", status=400)
+        asked = Answer.begin(prompt, sampling, context=self._context, images=images)
+        async with aclosing(self._sampled(asked, affinity)) as chunks:
             # Around each wait, not around the loop: it must never strike the reader, who has the task between chunks.
             late = Chunk(ids=(), logprobs=None, weights_version=self.weights_version, finish=FinishReason.ABORTED)
             while True:
@@ -134,11 +149,8 @@ class ServerEngine:
                 if chunk.finish is not None:
                     return
 
-    async def _sampled(
-        self, prompt: tuple[int, ...], sampling: Sampling, most: int, session: str
-    ) -> AsyncGenerator[Chunk]:
+    async def _sampled(self, asked: Answer, session: str) -> AsyncGenerator[Chunk]:
         """Chunks up to the one that finishes, from as many replicas as it takes."""
-        sampled: list[int] = []
         tried: list[Replica] = []
         spoilt = ""
         give_up = time.monotonic() + self._options.patience_s
@@ -151,19 +163,20 @@ class ServerEngine:
                 tried = []
                 await self._pause_for_any(give_up)
                 continue
-            scope = Scope(model=self._served.model, session=session, sampled=len(sampled))
-            wanted = msgspec.structs.replace(sampling, max_tokens=most - len(sampled))
-            body = self.api.request([*prompt, *sampled], wanted, self._stop_ids, scope)
-            version, before = self.weights_version, len(sampled)
+            scope = Scope(model=self._served.model, session=session)
+            request = self.api.request(asked, self._stop_ids, scope)
+            version, before = self.weights_version, asked.left
             try:
-                async with aclosing(self._pieces(replica, body)) as pieces:
+                async with aclosing(self._pieces(replica, request, asked)) as pieces:
                     async for piece in pieces:
-                        sampled += piece.ids
+                        asked.take(piece.ids)
                         finish = _FINISHES.get(piece.finish)
-                        if finish is FinishReason.LENGTH and len(sampled) < most:
-                            raise EngineError(f"the server cut the answer after {len(sampled)} of {most} tokens")
+                        if finish is FinishReason.LENGTH and asked.left:
+                            raise EngineError(
+                                f"the server cut the answer after {len(asked.sampled)} of {asked.most} tokens"
+                            )
                         if piece.ids or finish:
-                            yield self._chunk(piece, sampling, version, finish)
+                            yield self._chunk(piece, asked.sampling, version, finish)
                         if piece.finish and not finish:  # `abort`: a weight update, or somebody else's doing
                             raise _Aborted(f"the server ended the answer: {piece.finish}")
                         if finish:
@@ -174,7 +187,7 @@ class ServerEngine:
                 self._replicas.failed(replica, str(error))
             except _Aborted as error:
                 replica.last_error = str(error)
-                if len(sampled) == before:
+                if asked.left == before:
                     await asyncio.sleep(self._options.retry_seconds)
             except _Spoilt as error:
                 await self._look_at(replica)
@@ -182,7 +195,7 @@ class ServerEngine:
                     raise EngineError(f"{self.api.name} fails at this request: {error}") from error
                 spoilt = str(error)
             tried.append(replica)
-            if len(sampled) > before:  # it goes on: only replicas that give nothing use up the patience
+            if asked.left < before:  # it goes on: only replicas that give nothing use up the patience
                 give_up = time.monotonic() + self._options.patience_s
 
     async def _look_at(self, replica: Replica) -> None:
@@ -215,12 +228,13 @@ class ServerEngine:
             finish=finish,
         )
 
-    async def _pieces(self, replica: Replica, body: dict[str, Any]) -> AsyncGenerator[Piece]:
+    async def _pieces(self, replica: Replica, request: Step, asked: Answer) -> AsyncGenerator[Piece]:
         """The events of one request. Raises _Broken and _Spoilt; EngineError for what none would answer."""
-        seen, reader = 0, SseReader()
+        seen, reader, read = 0, SseReader(), not asked.images
+        begun = asked.ids
         replica.in_flight += 1
         try:
-            async with self._client().post(replica.url + self.api.generate_path, json=body) as answer:
+            async with self._client().post(replica.url + request.path, json=request.body) as answer:
                 if answer.status != 200:
                     raise _refused(answer, await answer.content.read(_MOST_ERROR_BYTES), self.api.name)
                 async for data in answer.content.iter_any():
@@ -230,6 +244,9 @@ class ServerEngine:
                         piece = self.api.piece(json.loads(event.data), seen)
                         if piece.error:
                             raise _Broken(piece.error) if piece.status in _GONE else _Spoilt(piece.error)
+                        if not read and (piece.ids or piece.finish):
+                            check_prompt(piece.prompt_ids, begun, self.api.name)
+                            read = True
                         seen += len(piece.ids)
                         yield piece
         except (Unreadable, ValueError) as error:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -65,6 +65,12 @@ class FakeServer:
     aborts_after: int | None = None
     delay_s: float = 0.0
     """Between two ids."""
+    context: int = 64
+    pad: int | None = None
+    """Id of an image's placeholder; None: it takes no images. Every image takes `patches` of them."""
+    patches: int = 4
+    reads: Callable[[list[int]], list[int] | None] = list
+    """The prompt with images as it read it, of the prompt as it should; None: it does not say."""
     takes_weights: bool = True
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     updates: list[str] = field(default_factory=list[str])
@@ -74,7 +80,7 @@ class FakeServer:
 
     async def models(self, request: web.Request) -> web.Response:
         del request
-        return web.json_response({"object": "list", "data": [{"id": "fake", "max_model_len": 64}]})
+        return web.json_response({"object": "list", "data": [{"id": "fake", "max_model_len": self.context}]})
 
     async def healthy(self, request: web.Request) -> web.Response:
         del request
@@ -84,8 +90,14 @@ class FakeServer:
         body = await request.json()
         if self.refuses:
             return web.json_response({"error": {"message": "no"}}, status=self.refuses, headers={"Retry-After": "2.5"})
-        params = body if self.flavour == "vllm" else body["sampling_params"]
-        ids = body["prompt" if self.flavour == "vllm" else "input_ids"]
+        params = body.get("sampling_params", body)
+        ids = next(body[name] for name in ("prompt", "token_ids", "input_ids") if name in body)
+        images = body.get("content_parts") or body.get("image_data") or []
+        if images:
+            if ids.count(self.pad) != len(images):
+                error = {"message": f"{ids.count(self.pad)} placeholders for {len(images)} images"}
+                return web.json_response({"error": error}, status=400)
+            ids = [id for one in ids for id in [one] * (self.patches if one == self.pad else 1)]
         if not body.get("stream"):
             return web.json_response(self._top(ids, params["temperature"]))
         self.bodies.append(body)
@@ -94,13 +106,13 @@ class FakeServer:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         try:
-            await self._stream(response, ids, params)
+            await self._stream(response, ids, params, bool(images))
         except (ConnectionError, asyncio.CancelledError):
             self.left += 1
             raise
         return response
 
-    async def _stream(self, response: web.StreamResponse, ids: list[int], params: dict[str, Any]) -> None:
+    async def _stream(self, response: web.StreamResponse, ids: list[int], params: dict[str, Any], images: bool) -> None:
         most = params["max_tokens" if self.flavour == "vllm" else "max_new_tokens"]
         told = params["temperature"] if self.at_temperature and params["temperature"] else 1.0
         rows: list[tuple[int, float]] = []
@@ -124,7 +136,12 @@ class FakeServer:
             finish = "stop" if id in params["stop_token_ids"] else "length" if len(rows) == most else None
             if self.aborts_after == len(rows):
                 finish = "abort"
-            await response.write(b"data: " + json.dumps(self._event(rows, finish)).encode() + b"\n\n")
+            event = self._event(rows, finish)
+            if images and self.flavour == "vllm":
+                event["choices"][0]["logprobs"] = {"content": [{"token_id": id, "logprob": rows[-1][1]}]}
+            if images and (len(rows) == 1 or self.flavour != "vllm") and (read := self.reads(ids)) is not None:
+                event["prompt_token_ids"] = read
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             if finish:
                 await response.write(b"data: [DONE]\n\n")
                 return
@@ -170,6 +187,8 @@ async def serving(server: FakeServer) -> AsyncGenerator[FakeServer]:
     app.router.add_get("/v1/models", server.models)
     app.router.add_get("/health", server.healthy)
     app.router.add_post("/v1/completions" if server.flavour == "vllm" else "/generate", server.generate)
+    if server.flavour == "vllm" and server.pad is not None:
+        app.router.add_post("/inference/v1/generate", server.generate)
     for path in ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weights_from_disk"):
         app.router.add_post(path, server.update)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
