@@ -24,7 +24,7 @@ from openforgerl.sandboxes.kubernetes.cluster import POD, selector
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
 from openforgerl.testing.contracts.case import Case, told
 from openforgerl.testing.contracts.sandboxes import CHECKS
-from openforgerl.testing.fake_kubernetes import FakeCluster
+from openforgerl.testing.fake_kubernetes import Clock, ClusterOptions, FakeCluster, networks
 from openforgerl.types import SandboxLimits, SandboxSpec
 
 RUN = f"contract-{os.getpid()}"
@@ -114,6 +114,27 @@ async def fake_case(fake: FakeCluster, tmp_path: Path) -> AsyncGenerator[Case]:
 @pytest.mark.parametrize("name", chosen(NOT_ON_THE_FAKE))
 async def test_on_the_fake_cluster(name: str, fake_case: Case) -> None:
     await CHECKS[name](fake_case)
+
+
+LACKING = networks.lacking()
+
+
+@pytest.mark.sandbox
+@pytest.mark.skipif(bool(LACKING), reason=LACKING or "it can be had")
+@pytest.mark.parametrize("name", [name for name in NOT_ON_THE_FAKE if name != "memory_is_bounded_and_said"])
+async def test_on_the_fake_cluster_with_a_network_and_a_user_for_each_pod(name: str, tmp_path: Path) -> None:
+    options = ClusterOptions(network="own", clock=Clock(cluster=0.02), namespaces=["rollouts"])
+    async with FakeCluster(options) as cluster:
+        assert cluster.network is not None
+        kubeconfig = cluster.write_kubeconfig(tmp_path / "kubeconfig", namespace="rollouts")
+        settings = {"image": "system:1", "grace": 1, "user_namespaces": True, "gateway_host": cluster.network.node}
+        opened: list[KubernetesSandboxes] = []
+        chosen = KubernetesOptions(kubeconfig=str(kubeconfig), **settings)
+        try:
+            await CHECKS[name](case_of(SandboxOptions(kubernetes=chosen), tmp_path, opened))
+        finally:
+            for backend in opened:
+                await backend.close()
 
 
 @pytest.mark.sandbox

@@ -51,7 +51,7 @@ class ClusterOptions:
     rotate_at: int = 10 << 20
     """Bytes of a log above which it is rotated."""
     network: Literal["machine", "own"] = "machine"
-    """`own`: pods have addresses of their own and NetworkPolicies are enforced (networks.py; as root, on Linux)."""
+    """`own`: pods have addresses and uids of their own, and NetworkPolicies are enforced (networks.py; as root)."""
     port: int = 0
     tls: bool = False
     """Serve HTTPS with a certificate of its own (needs openssl). kubectl sends its token to no other server."""
@@ -136,7 +136,7 @@ class FakeCluster:
     async def __aenter__(self) -> FakeCluster:
         if self.network is not None:
             await self.network.open()
-        self._state.mkdir(mode=0o700)
+        self._state.mkdir(mode=0o711 if self.network is not None else 0o700)
         for name in ("default", "kube-system", *self.options.namespaces):
             body: Object = {"metadata": {"name": name}, "status": {"phase": "Active"}}
             self.registry.create(NAMESPACES, "", body)

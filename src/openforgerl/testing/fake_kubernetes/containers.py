@@ -101,11 +101,15 @@ class Launch:
     uid: int
     gid: int
     read_only: bool
+    privileged: bool
+    """Every capability, in a user namespace of its own; other containers have none."""
     memory: int
     """Limit in bytes; 0: none."""
     hostname: str
     network: str = ""
     """Path of the pod's network namespace; empty: this machine's."""
+    host_uid: int = 0
+    """Who the container's user is on this machine; 0: whoever we are."""
 
     def place(self, path: str) -> Path:
         """Where on the host the container's `path` lies; it must be in a volume. Raises FileNotFoundError."""

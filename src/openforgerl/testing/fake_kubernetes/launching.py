@@ -24,7 +24,8 @@ class Site:
     folder: Path
     rotate_at: int
     network: str = ""
-    """Path of the pod's network namespace; empty: this machine's."""
+    host_uid: int = 0
+    """As in `Launch`."""
 
 
 def launch_of(slot: Slot, image: Image, site: Site) -> Launch:
@@ -52,9 +53,11 @@ def launch_of(slot: Slot, image: Image, site: Site) -> Launch:
         uid=uid,
         gid=int(security.get("runAsGroup", uid)),
         read_only=bool(security.get("readOnlyRootFilesystem")),
+        privileged=bool(security.get("privileged")),
         memory=int(quantity((spec["resources"].get("limits") or {}).get("memory", 0))),
         hostname=pod["spec"].get("hostname") or pod["metadata"]["name"][:63],
         network=site.network,
+        host_uid=site.host_uid,
     )
 
 

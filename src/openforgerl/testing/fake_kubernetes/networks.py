@@ -1,5 +1,8 @@
 """A network of the pods' own: each has a network namespace and an address, and what it may reach is enforced.
 
+With it comes a uid of this machine for each pod, as a kubelet with user namespaces gives it one (`hostUsers: false`):
+what the kernel counts and allows per uid is then the pod's own too.
+
 ```
   pod ─ veth ─┐
   pod ─ veth ─┤ fabric: a namespace that routes, with iptables rules made of the NetworkPolicies (enforcing.py)
@@ -7,8 +10,8 @@
   outside ────┘
 ```
 
-Needs root, and the programs ip, iptables, nsenter and unshare. This machine's own routing and rules are left alone,
-but for one interface with a route to the pods' addresses, of the range kept for benchmarks (RFC 2544). IPv4 only.
+Needs root, and the programs ip, iptables, nsenter, setpriv and unshare. This machine's own routing and rules are left
+alone, but for one interface with a route to the pods' addresses, of the range kept for benchmarks (RFC 2544). IPv4 only.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ _SHARES = list(_RANGE.subnets(new_prefix=20))
 """One for each cluster on this machine, with 4,000 pods."""
 _NAMES = Path("/run/netns")
 _OURS = re.compile(r"fake-k8s-(\d+)-\d+-\w+")
+_FIRST_UID = 1_500_000_000
 _NEXT_HOP = "169.254.1.1"
 """The fabric's address on every link to it."""
 _NO_IPV6 = "for name in all default; do echo 1 > /proc/sys/net/ipv6/conf/$name/disable_ipv6; done 2>/dev/null; "
@@ -48,7 +52,9 @@ def lacking() -> str:
     """Why pods cannot have a network of their own on this machine; empty when they can."""
     if os.geteuid() != 0:
         return "network namespaces with addresses of their own need root"
-    missing = [name for name in ("ip", "iptables", "iptables-restore", "nsenter", "unshare") if not _find(name)]
+    missing = [
+        name for name in ("ip", "iptables", "iptables-restore", "nsenter", "setpriv", "unshare") if not _find(name)
+    ]
     if missing:
         return f"these programs are not here: {', '.join(missing)} (Debian: iproute2, iptables, util-linux)"
     words = [_find("unshare"), "--net", "sh", "-c", _TRIAL]
@@ -96,6 +102,12 @@ class PodNetwork:
         """Path of a pod's network namespace; empty for a pod that lives in this machine's."""
         name = self._spaces.get(uid, "")
         return str(_NAMES / name) if name else ""
+
+    def identity(self, uid: str) -> tuple[str, int]:
+        """A pod's network namespace, and the uid of this machine that its containers' users are and nobody else is."""
+        place, member = self.place(uid), self._members.get(uid)
+        number = int(ipaddress.IPv4Address(member.address)) - int(_RANGE[0]) if member is not None else 0
+        return place, _FIRST_UID + number if place else 0
 
     @property
     def _fabric(self) -> str:

@@ -267,8 +267,8 @@ class PodLife:
 
     def _site(self) -> Site:
         machine = self._machine
-        network = machine.network.place(self.uid) if machine.network is not None else ""
-        return Site(self.pod, machine.registry.objects, self._volumes, self._folder, machine.rotate_at, network)
+        own = machine.network.identity(self.uid) if machine.network is not None else ("", 0)
+        return Site(self.pod, machine.registry.objects, self._volumes, self._folder, machine.rotate_at, *own)
 
     async def _configured(self, slot: Slot, image: Image) -> Launch:
         while True:

