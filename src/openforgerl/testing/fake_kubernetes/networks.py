@@ -11,7 +11,7 @@ what the kernel counts and allows per uid is then the pod's own too.
 ```
 
 Needs root, and the programs ip, iptables, nsenter, setpriv and unshare. This machine's own routing and rules are left
-alone, but for one interface with a route to the pods' addresses, of the range kept for benchmarks (RFC 2544). IPv4 only.
+alone, but for one interface with a route to the pods' addresses, of a range kept for benchmarks (RFC 2544). IPv4 only.
 """
 
 from __future__ import annotations
