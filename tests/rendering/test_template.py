@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import jinja2.sandbox
 import pytest
 
 from openforgerl.errors import TemplateError
@@ -101,6 +103,10 @@ def test_refusals_are_the_templates_words() -> None:
         "{{ '{0._runs}'.format(x) }}",
         "{{ [].append(1) }}",
         "{{ namespace(a=1).__init__.__globals__ }}",
+        "{% for i in [1] %}{{ loop.__class__ }}{{ loop._iterable }}{{ loop.__init__.__globals__ }}{% endfor %}",
+        "{% macro m() %}{% endmacro %}{{ m._func }}{{ m.__call__.__globals__ }}{{ m._environment }}",
+        "{{ {'a': 1}.__class__ }}{{ {'a': 1}.pop('a') }}",
+        "{{ {'a': 1}.clear() or '' }}{{ {'a': 1}.update({'b': 2}) or '' }}",
         "{% set n = namespace() %}{% set n._a = 1 %}",
         "{{ range(1000000000) | list }}",
         "{{ strftime_now.__globals__ }}{{ raise_exception.__globals__['json'] }}",
@@ -112,6 +118,40 @@ def test_the_sandbox_holds(source: str) -> None:
     except TemplateError:
         return
     assert text == "", "an unsafe attribute is undefined, so it prints nothing"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ d.role }}{{ d.missing is defined }}{{ d['role'] }}{{ d.get('role') }}",
+        "{{ d.items is callable }}{{ d['items'] }}{{ d.keys() | list }}",
+        "{% for k, v in d.items() %}{{ k }}{{ v }}{% endfor %}",
+        "{{ none.role is defined }}{{ (d.missing or {}).role is defined }}{{ d.nested.deep.x }}",
+        "{% for m in l %}{{ loop.index }}{{ loop.first }}{{ loop.last }}{{ loop.previtem }}{{ loop.cycle('a', 'b') }}"
+        "{{ loop.changed(m) }}{{ loop.length }}{{ loop.missing is defined }}{% endfor %}",
+        "{% macro m(a, b=2) %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}"
+        "{{ m(1) }}{{ m(1, 3, 4, c=5) }}{{ m() }}",
+        "{% macro outer() %}<{{ caller('x') }}>{% endmacro %}{% call(x) outer() %}{{ x }}{% endcall %}",
+        "{% macro m(x) %}{{ x }}{% endmacro %}{% for m2 in l %}{% set y = m2 %}{{ m(y) }}{% endfor %}{{ m.name }}",
+        "{{ d | tojson }}{{ d | tojson(indent=2) }}{{ l | tojson(separators=(',', ':')) }}",
+        "{{ t | tojson }}{{ t | tojson(ensure_ascii=true) }}{{ d | tojson(sort_keys=true) }}",
+        "{% set ns = namespace(a=1) %}{% set ns.f = d.items %}{{ ns.a }}{{ ns.missing is defined }}"
+        "{{ ns.f is callable }}",
+    ],
+)
+def test_what_is_asked_in_a_shorter_way_is_answered_as_jinja_answers(source: str) -> None:
+    """Against the very environment of transformers, which knows none of our shortcuts."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value, ensure_ascii=False, **given: json.dumps(
+        value, ensure_ascii=ensure_ascii, **given
+    )
+    d = {"role": "user", "items": 3, "nested": {"deep": {"x": 1.5}}}
+    variables = {"d": d, "l": ["a", "b", "b"], "t": "\N{SNOWMAN}</a>"}
+    expected = environment.from_string(source).render(variables)
+    assert expected and ChatTemplate(source).text(variables, 0.0) == expected
+    assert (
+        ChatTemplate(source).render({name: traced_json(value, 0) for name, value in variables.items()}, 0.0) == expected
+    )
 
 
 def test_a_template_may_tell_lies_about_origins_only_to_its_cost() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from openforgerl.types import Message, MessageDelta, Reasoning
 from openforgerl.wire import Answer, Head, Request
 from openforgerl.wire.gemini import GeminiDialect
+from openforgerl.wire.rereading import Rereading
 
 Json = dict[str, Any]
 GEMINI = GeminiDialect()
@@ -21,6 +22,7 @@ class OneSession:
     """A session's memory: the thought behind each handle."""
 
     def __init__(self) -> None:
+        self.rereading = Rereading()
         self.thoughts: dict[str, Reasoning] = {}
 
     def reasoning(self, handle: str) -> Reasoning | None:

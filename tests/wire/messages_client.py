@@ -8,6 +8,7 @@ from typing import Any
 
 from openforgerl.types import Reasoning
 from openforgerl.wire import SseReader
+from openforgerl.wire.rereading import Rereading
 
 Json = dict[str, Any]
 KINDS = {
@@ -22,6 +23,7 @@ class Remembered:
     """A session that has given out these handles."""
 
     def __init__(self, thoughts: dict[str, str]) -> None:
+        self.rereading = Rereading()
         self._thoughts = thoughts
 
     def reasoning(self, handle: str) -> Reasoning | None:

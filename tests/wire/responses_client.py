@@ -11,6 +11,7 @@ import msgspec
 
 from openforgerl.types import Conversation, FinishReason, Message, MessageDelta, Reasoning, Role, Text, ToolCall
 from openforgerl.wire import Answer, Head, MessageBuilder, Request, SseReader
+from openforgerl.wire.rereading import Rereading
 from openforgerl.wire.responses import ResponsesDialect
 
 DIALECT = ResponsesDialect()
@@ -51,6 +52,7 @@ class Remembered:
     """A session's memory, filled by hand."""
 
     def __init__(self) -> None:
+        self.rereading = Rereading()
         self.thoughts: dict[str, Reasoning] = {}
         self.answers: dict[str, Conversation] = {}
 

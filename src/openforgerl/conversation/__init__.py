@@ -1,5 +1,6 @@
 """The only canonical form: when two messages, tools or arguments are the same, and their digests (DESIGN §5)."""
 
+from openforgerl.conversation.beginnings import Beginnings
 from openforgerl.conversation.canonical import (
     MOST_NESTED,
     canonical_json,
@@ -16,6 +17,7 @@ from openforgerl.conversation.canonical import (
 
 __all__ = [
     "MOST_NESTED",
+    "Beginnings",
     "canonical_json",
     "digest_json",
     "digest_message",

@@ -22,7 +22,7 @@ from openforgerl.proxy.exchange import Arrival, Exchange, Gateway
 from openforgerl.proxy.failures import ClientLeft, unrenderable
 from openforgerl.proxy.options import ProxyOptions
 from openforgerl.proxy.placing import place
-from openforgerl.proxy.prompting import check_length, images_of, render_prompt
+from openforgerl.proxy.prompting import checked_length, images_of, render_prompt
 from openforgerl.proxy.routes import ROUTES, Action, Route, dialect_of
 from openforgerl.proxy.sessions import Ended, LiveSession
 from openforgerl.types import JsonValue
@@ -151,7 +151,7 @@ async def count(route: Route, request: web.Request) -> web.StreamResponse:
     body = await read_body(request, gateway.options)
     address = _address(route, request)
     parsed = await understood(dialect, body, session, strict=gateway.options.strict_fields, address=address)
-    check_length(parsed.conversation, gateway.engine)
+    length = checked_length(parsed.conversation, gateway.engine)
     images = await images_of(parsed, gateway.store)
     async with session.counting:
         placed = place(session, parsed, recorded_headers(request), gateway.options)
@@ -160,6 +160,7 @@ async def count(route: Route, request: web.Request) -> web.StreamResponse:
                 gateway.renderer,
                 session.record,
                 placed.conversation,
+                length=length,
                 restored=session.restorable(placed.found.restored),
                 images=images,
                 forced=None if isinstance(gateway.engine, ConversationEngine) else parsed.forced,

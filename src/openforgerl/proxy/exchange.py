@@ -26,7 +26,7 @@ from openforgerl.protocols import AnswerParser, ConversationEngine, Engine, Rend
 from openforgerl.proxy.failures import ClientLeft, Stopped, classified
 from openforgerl.proxy.options import ProxyOptions
 from openforgerl.proxy.placing import Notices, place
-from openforgerl.proxy.prompting import check_length, images_of, render_prompt
+from openforgerl.proxy.prompting import checked_length, images_of, render_prompt
 from openforgerl.proxy.sampled import SampledTokens
 from openforgerl.proxy.sessions import CallLog, Ended, LiveSession, SessionRegistry
 from openforgerl.proxy.spoken import RELAYED, SpokenAnswer, render_or_note
@@ -194,7 +194,7 @@ class Exchange:
         session.check_open()
         session.check_tokens()
         request, record = self._arrival.request, session.record
-        check_length(request.conversation, engine)
+        length = checked_length(request.conversation, engine)
         self._images = await images_of(request, self._gateway.store)
         index = session.take_index()
         placed = place(session, request, self._arrival.headers, self._gateway.options)
@@ -204,6 +204,7 @@ class Exchange:
             self._gateway.renderer,
             record,
             conversation,
+            length=length,
             restored=session.restorable(found.restored),
             images=self._images,
             forced=request.forced if self._spoken is None else None,

@@ -10,7 +10,7 @@ import msgspec
 from openforgerl.errors import ContextOverflow, TemplateError, WireError
 from openforgerl.protocols import Engine, Renderer
 from openforgerl.proxy.sessions import CallLog
-from openforgerl.types import Conversation, ForcedCall, Image, ModelCall, Prompt, Session
+from openforgerl.types import Conversation, ForcedCall, Image, ModelCall, Prompt, Session, Text
 from openforgerl.wire import Request
 
 MOST_CHARACTERS = 16
@@ -27,18 +27,19 @@ LONG = 20_000
 """Characters from which on a prompt is rendered in a thread: it takes as long as a network answer."""
 
 
-def check_length(conversation: Conversation, engine: Engine) -> None:
-    """ContextOverflow for a conversation that cannot fit, without counting its tokens."""
-    least_tokens = characters(conversation) // MOST_CHARACTERS
-    if least_tokens > engine.context_length:
-        raise ContextOverflow(least_tokens, engine.context_length)
+def checked_length(conversation: Conversation, engine: Engine) -> int:
+    """`characters`. ContextOverflow for a conversation that cannot fit, without counting its tokens."""
+    length = characters(conversation)
+    if length // MOST_CHARACTERS > engine.context_length:
+        raise ContextOverflow(length // MOST_CHARACTERS, engine.context_length)
+    return length
 
 
 def characters(conversation: Conversation) -> int:
     """Characters that the prompt will hold at least; a message or call without any still costs a token."""
     count = sum(len(msgspec.json.encode(tool.raw or tool)) for tool in conversation.tools)
     for message in conversation.messages:
-        count += MOST_CHARACTERS + len(message.text)
+        count += MOST_CHARACTERS + sum(len(part.text) for part in message.parts if type(part) is Text)
         count += sum(MOST_CHARACTERS + len(call.arguments) for call in message.tool_calls)
     return count
 
@@ -76,11 +77,12 @@ async def render_prompt(
     session: Session,
     conversation: Conversation,
     *,
+    length: int,
     restored: Mapping[int, ModelCall],
     images: Mapping[str, bytes],
     forced: ForcedCall | None = None,
 ) -> Prompt:
-    """The prompt of the next turn, with the opening of a forced call at its end.
+    """The prompt of the next turn, with the opening of a forced call at its end. `length`: its `characters`.
 
     A long one, or one with images, is rendered in a thread; whoever needs an order keeps it. TemplateError when the
     template refuses the conversation, WireError 400 naming `tool_choice` when the model's calls cannot be forced.
@@ -101,5 +103,5 @@ async def render_prompt(
         except TemplateError as error:
             raise WireError(400, "unsupported_field", f"tool_choice: {error}", param="tool_choice") from error
 
-    short = characters(conversation) < LONG and not images
+    short = length < LONG and not images
     return work() if short else await asyncio.to_thread(work)

@@ -31,6 +31,7 @@ from openforgerl.types import (
     Session,
     SessionState,
 )
+from openforgerl.wire.rereading import Rereading
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 """What a session id may look like: it is part of a URL path, and never needs escaping there."""
@@ -92,6 +93,8 @@ class LiveSession:
         """The beginnings of its calls' conversations."""
         self._thoughts: dict[str, Reasoning] = {}
         self.breaks = PrefixWatch()
+        self.rereading = Rereading()
+        """What its earlier requests held (`wire.Memory`)."""
         for call in calls:
             self._known.put(call)
             self._keep_thoughts(call)
@@ -244,7 +247,7 @@ class LiveSession:
         if parent is None:
             return conversation
         theirs, messages = parent.conversation, conversation.messages
-        common = [old if old == new else new for old, new in zip(theirs.messages, messages, strict=False)]
+        common = [old if old is new or old == new else new for old, new in zip(theirs.messages, messages, strict=False)]
         return Conversation(
             messages=(*common, *messages[len(common) :]),
             tools=theirs.tools if theirs.tools == conversation.tools else conversation.tools,
@@ -264,6 +267,7 @@ class LiveSession:
             self._known.clear()
             self.histories = Histories()
             self._thoughts.clear()
+            self.rereading.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -43,33 +43,75 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 class Layout:
     """One rendering, split once."""
 
-    def __init__(self, codec: TokenCodec, traced: Traced, data: Callable[[], Iterable[str]]) -> None:
-        """`data` gives every string of the conversation; it is asked only if some text's origin is unknown."""
+    def __init__(
+        self, codec: TokenCodec, traced: Traced, data: Callable[[], Iterable[str]], earlier: Layout | None = None
+    ) -> None:
+        """`data` gives every string of the conversation; it is asked only if some text's origin is unknown.
+
+        `earlier`: one by the same codec. What both texts begin with is split only once.
+        """
         self.text = str.__str__(traced)
         self.runs = runs_of(traced)
         """Who wrote each character (see `traced`)."""
-        self._run_starts = [0, *accumulate(length for length, _ in self.runs)][:-1]
-        proven = stretches_of(traced, (TEMPLATE,))
-        self.pieces: list[Piece] = codec.split(self.text, proven)
-        if any(origin == UNKNOWN for _, origin in self.runs):
-            possible = codec.split(self.text, stretches_of(traced, (TEMPLATE, UNKNOWN)))
-            if possible != self.pieces and not _could_spell(codec.added.values(), data()):
-                self.pieces = possible
+        self._unknown = any(origin == UNKNOWN for _, origin in self.runs)
         self.images: dict[int, MeasuredImage] = {}
         """Piece → the image whose placeholder it is."""
-        self._tokens = [i for i, piece in enumerate(self.pieces) if piece.token is not None]
-        self._starts = [self.pieces[i].start for i in self._tokens]
+        self.pieces: list[Piece] = []
+        self._run_starts: list[int] = []
+        self._tokens: list[int] = []
         self._first: dict[int, int] = {}
-        for (_, origin), at in zip(self.runs, self._run_starts, strict=True):
+        start = 0
+        if earlier is not None and not self._unknown and not earlier._unknown:
+            start = self._begin_as(earlier, codec)
+        runs = self.runs[len(self._run_starts) :]
+        begin = self._run_starts[-1] + self.runs[len(self._run_starts) - 1][0] if self._run_starts else 0
+        self._run_starts += [*accumulate((length for length, _ in runs), initial=begin)][:-1]
+        for (_, origin), at in zip(runs, self._run_starts[len(self._run_starts) - len(runs) :], strict=True):
             self._first.setdefault(origin, at)
+        pieces = codec.split(self.text, self._stretches(start, (TEMPLATE,)), start=start)
+        if self._unknown:
+            possible = codec.split(self.text, self._stretches(start, (TEMPLATE, UNKNOWN)), start=start)
+            if possible != pieces and not _could_spell(codec.added.values(), data()):
+                pieces = possible
+        known = len(self.pieces)
+        self.pieces += pieces
+        self._tokens += [at for at, piece in enumerate(pieces, known) if piece.token is not None]
+        self._starts = [self.pieces[at].start for at in self._tokens]
+
+    def _begin_as(self, earlier: Layout, codec: TokenCodec) -> int:
+        """Take over what `earlier` found in the text up to a structural token that this text has too; where that ends.
+
+        The text behind such a token is split as if nothing stood before.
+        """
+        back = 1
+        while back <= len(earlier._tokens):
+            index = earlier._tokens[-back]
+            piece = earlier.pieces[index]
+            back *= 2
+            if not codec.divides(piece):
+                continue
+            if self.text.startswith(earlier.text[: piece.stop]) and earlier.begins_as(self, piece.stop):
+                whole = bisect_left(earlier._run_starts, piece.stop) - 1  # runs that end before, or with, the token
+                self._run_starts = earlier._run_starts[:whole]
+                self._first = {origin: at for origin, at in earlier._first.items() if at < piece.stop}
+                self.pieces = earlier.pieces[: index + 1]
+                self._tokens = earlier._tokens[: bisect_left(earlier._tokens, index) + 1]
+                return piece.stop
+        return 0
+
+    def _stretches(self, start: int, origins: Collection[int]) -> list[Stretch]:
+        """The stretches of characters that only `origins` wrote, from that which holds the character at `start`."""
+        first = max(bisect_left(self._run_starts, start + 1) - 1, 0)
+        return stretches_of(self.runs[first:], origins, self._run_starts[first] if self.runs else 0)
 
     def origins(self, start: int, stop: int) -> list[int]:
         """One origin for each character of `[start, stop)`."""
         return expand_part(self.runs, self._run_starts, start, stop)
 
-    def begins_as(self, runs: Runs, stop: int) -> bool:
-        """Whether the text up to `stop` was written by whom `runs` say, which may go on behind it."""
+    def begins_as(self, earlier: Layout, stop: int) -> bool:
+        """Whether the text up to `stop` was written by whom `earlier` has there."""
         at = bisect_left(self._run_starts, stop) - 1
+        runs = earlier.runs
         if at < 0 or len(runs) <= at or runs[:at] != self.runs[:at]:
             return at < 0
         ours, theirs = self.runs[at], runs[at]
@@ -163,11 +205,11 @@ class Layout:
         return None
 
 
-def stretches_of(traced: Traced, origins: Collection[int]) -> list[Stretch]:
-    """The stretches of characters that only `origins` wrote."""
+def stretches_of(runs: Runs, origins: Collection[int], start: int = 0) -> list[Stretch]:
+    """The stretches of characters that only `origins` wrote; `start`: the character that the first run begins with."""
     found: list[Stretch] = []
-    at = 0
-    for length, origin in runs_of(traced):
+    at = start
+    for length, origin in runs:
         if origin in origins:
             if found and found[-1][1] == at:
                 found[-1] = (found[-1][0], at + length)

@@ -16,7 +16,7 @@ from openforgerl.rendering.layout import stretches_of
 from openforgerl.rendering.shapes import Shape, message_forms, tool_form
 from openforgerl.rendering.template import ChatTemplate
 from openforgerl.rendering.tokenizer import Piece, TokenCodec
-from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Traced, expand
+from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Traced, expand, runs_of
 from openforgerl.types import Image, JsonValue, Message, Reasoning, Role, Text, ToolCall, ToolSpec
 
 _ID = "call0123456789abcdef01234567"
@@ -132,7 +132,7 @@ class _Asking:
 
     def pieces(self, text: Traced) -> list[Piece]:
         """The text, split at what may be structure."""
-        return self._codec.split(str.__str__(text), stretches_of(text, (TEMPLATE, UNKNOWN)))
+        return self._codec.split(str.__str__(text), stretches_of(runs_of(text), (TEMPLATE, UNKNOWN)))
 
     def turns(self, messages: Sequence[Message], shape: Shape, last: str) -> tuple[frozenset[int], int | None]:
         """Added tokens between the three messages' own texts, and what closes the second, which ends in `last`."""

@@ -137,7 +137,8 @@ class ChatRenderer:
         name = self._name(conversation)
         traced, given = self._written(conversation, kwargs, clock)
         _refuse_surrogates(traced)
-        layout = Layout(self._codec, traced, lambda: _data_strings(conversation, kwargs))
+        earlier = self._restorers[name].earlier(restored)
+        layout = Layout(self._codec, traced, lambda: _data_strings(conversation, kwargs), earlier)
         if isinstance(self._images, Placeholders):
             layout.place(self._images.token_id, self._images.measured(conversation, images or {}))
         digest = digest_json([self._digest, dict(kwargs)])

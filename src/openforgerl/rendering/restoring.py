@@ -31,7 +31,7 @@ from openforgerl.rendering.parsing import IdParser, opens_thought
 from openforgerl.rendering.remembered import Remembered
 from openforgerl.rendering.schemas import ParameterTypes, types_of
 from openforgerl.rendering.tokenizer import Encoded, TokenCodec
-from openforgerl.rendering.traced import TEMPLATE, UNKNOWN, Runs
+from openforgerl.rendering.traced import TEMPLATE, UNKNOWN
 from openforgerl.types import CallStatus, FinishReason, ModelCall, OriginSpan, PlacedImage, Prompt
 
 _PROMPTS_HELD = 128 * 2**20
@@ -116,17 +116,16 @@ class PromptIds:
 class _Seen:
     """What a prompt was made of."""
 
-    def __init__(self, prompt: Prompt, text: str, runs: Runs) -> None:
+    def __init__(self, prompt: Prompt, layout: Layout) -> None:
         self.prompt = prompt
-        self.text = text
-        self.runs = runs
+        self.layout = layout
         self._images = [(image.sha256, image.count, image.grid) for image in prompt.images]
 
     def stands_before(self, turn: Turn, layout: Layout, opening: str) -> bool:
         """Whether the same text of the same writers, with the same images, stands before a turn with that opening."""
         return (
-            self.text == layout.text[: turn.start] + opening
-            and layout.begins_as(self.runs, turn.start)
+            self.layout.text == layout.text[: turn.start] + opening
+            and layout.begins_as(self.layout, turn.start)
             and layout.images_before(turn.start) == self._images
         )
 
@@ -179,9 +178,18 @@ class Restorer:
     def remember(self, prompt: Prompt, layout: Layout) -> None:
         """What `prompt` was made of, so that a prompt that continues it need not be made from its beginning."""
         if prompt.ids and prompt.origins:
-            seen = _Seen(prompt, layout.text, layout.runs)
-            # A character is a byte or more; ids are counted by their pointers, runs by their tuples.
-            self._seen.put(_name_of(prompt.ids), seen, len(seen.text) + 8 * len(prompt.ids) + 72 * len(seen.runs))
+            # A character is a byte or more; ids and pieces, which prompts share, are counted by their pointers, runs by
+            # their tuples.
+            size = len(layout.text) + 8 * len(prompt.ids) + 8 * len(layout.pieces) + 80 * len(layout.runs)
+            self._seen.put(_name_of(prompt.ids), _Seen(prompt, layout), size)
+
+    def earlier(self, restored: Mapping[int, ModelCall]) -> Layout | None:
+        """The layout of the last remembered prompt that was answered with one of these turns."""
+        for message in sorted(restored, reverse=True)[:_LOOK_BACK]:
+            seen = self._seen.get(_name_of(restored[message].prompt.ids))
+            if seen is not None:
+                return seen.layout
+        return None
 
     def forget(self) -> None:
         """Drop every remembered prompt: the next ones are made from their beginnings."""

@@ -29,7 +29,7 @@ import jinja2.sandbox
 import jinja2.utils
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 
 from openforgerl.errors import TemplateError
 from openforgerl.rendering.traced import (
@@ -43,6 +43,10 @@ from openforgerl.rendering.traced import (
     uniform,
 )
 from openforgerl.types import JsonValue
+
+_OF_DICTS = frozenset(dir(dict))
+_ABSENT = object()
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 class ChatTemplate:
@@ -170,6 +174,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return _ENCODER.encode(value)  # what `json.dumps` would make anew for each call of each turn
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -184,10 +190,46 @@ def _equip(environment: jinja2.Environment) -> None:
     environment.filters["tojson"] = _to_json
 
 
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """jinja's immutable sandbox, asked the same questions less often: templates ask for the same few attributes of
+    every message, and every prompt holds all messages."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._safe: dict[tuple[type, str], bool] = {}
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_DICTS:
+            # An object of JSON has no such attribute, so the sandbox would come to its key, by way of an exception.
+            value = obj.get(attribute, _ABSENT)
+            return self.undefined(obj=obj, name=attribute) if value is _ABSENT else value
+        if kind is LoopContext and not attribute.startswith("_") and hasattr(LoopContext, attribute):
+            return getattr(obj, attribute)  # `loop.first` and its like, which the sandbox allows
+        return super().getattr(obj, attribute)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(__obj) is not Macro:
+            return super().call(__context, __obj, *args, **kwargs)
+        # What `Context.call` comes to for the template's own macros, which are always safe to call.
+        kwargs.pop("_loop_vars", None)
+        kwargs.pop("_block_vars", None)
+        try:
+            return __obj(__context.eval_ctx, *args, **kwargs)
+        except StopIteration:
+            return __self.undefined("value was undefined because a callable raised a StopIteration exception")
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """As the sandbox says; it asks nothing of `obj` but its type, and nothing of `value`."""
+        key = (type(obj), attr)
+        safe = self._safe.get(key)
+        if safe is None:
+            safe = self._safe[key] = super().is_safe_attribute(obj, attr, value)
+        return safe
+
+
 def _plain_environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     _equip(environment)
     return environment
 
@@ -221,7 +263,7 @@ def _literal(text: str) -> Traced:
     return uniform(text, TEMPLATE)
 
 
-class _TracingEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+class _TracingEnvironment(_Environment):
     code_generator_class = _TracingCode
     concat = staticmethod(concat)
     intercepted_binops = frozenset({"%"})

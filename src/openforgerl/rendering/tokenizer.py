@@ -97,6 +97,7 @@ class TokenCodec:
             _Matcher([token for token in firm if token.normalized], everywhere=False),
             _Matcher(blank, everywhere=True),
         )
+        self._dividing = _dividing(tokens, [token for token in firm if not token.normalized])
         self._first, self._later = _ordinary_tokenizers(state)
         unknown = (state.get("model") or {}).get("unk_token")
         self._never = frozenset(self.added) - {self._whole.token_to_id(unknown) if isinstance(unknown, str) else None}
@@ -124,13 +125,18 @@ class TokenCodec:
         found = next((token.id for token in self.added.values() if token.content == content), None)
         return found if found is not None else self._whole.token_to_id(content)
 
-    def split(self, text: str, trusted: Sequence[Stretch]) -> list[Piece]:
-        """`text` as pieces; added tokens only inside one of the `trusted` stretches (ordered, disjoint)."""
-        pieces = [Piece(0, len(text))] if text else []
+    def split(self, text: str, trusted: Sequence[Stretch], *, start: int = 0) -> list[Piece]:
+        """`text` from a character on as pieces; added tokens only inside one of the `trusted` stretches (ordered,
+        disjoint). `start`: 0, or where a piece ends that `divides`."""
+        pieces = [Piece(start, len(text))] if start < len(text) else []
         for stage in self._stages:
-            if not stage.empty:
+            if stage.finds(text):  # a long text has ten thousand pieces, of which a later stage changes few or none
                 pieces = [part for piece in pieces for part in stage.split(text, piece, trusted)]
         return pieces
+
+    def divides(self, piece: Piece) -> bool:
+        """Whether a piece ends there whatever follows, which is split as if nothing stood before."""
+        return piece.token is not None and piece.token in self._dividing
 
     def encode_piece(self, text: str, piece: Piece, *, first: bool) -> Encoded:
         """Ids of one piece; offsets count from the start of `text`. `first`: nothing stands before the text."""
@@ -202,10 +208,6 @@ class _Matcher:
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if tokens else None
         self._everywhere = everywhere
 
-    @property
-    def empty(self) -> bool:
-        return self._pattern is None
-
     def finds(self, text: str) -> bool:
         return self._pattern is not None and self._pattern.search(text) is not None
 
@@ -256,6 +258,27 @@ class _Matcher:
                 yield low, high, self._by_text[match.group()]
             else:
                 return
+
+
+def _dividing(tokens: Sequence[AddedToken], first_pass: Sequence[AddedToken]) -> frozenset[AddedToken]:
+    """The tokens behind which a text may be cut in two and split part by part.
+
+    Found in the first pass, because the others look at what lies between two of its tokens. No token can begin before
+    the cut and end behind it: none has a beginning that such a one ends in, or that ends in it. And none takes the
+    blanks that follow, or looks whether it stands alone.
+    """
+    if any(token.single_word for token in tokens):
+        return frozenset()
+    contents = {token.content for token in first_pass}
+    beginnings = {content[:stop] for content in contents for stop in range(1, len(content))}
+    inside = {part[start:] for part in beginnings for start in range(len(part))} & contents
+    return frozenset(
+        token
+        for token in first_pass
+        if not token.rstrip
+        and token.content not in inside
+        and beginnings.isdisjoint(token.content[start:] for start in range(len(token.content)))
+    )
 
 
 def _stop(stretch: Stretch) -> int:

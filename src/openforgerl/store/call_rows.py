@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
+from openforgerl.conversation import Beginnings
 from openforgerl.errors import StoreError
 from openforgerl.store.content import ContentReader, ContentWriter, WriterConnection, Written
 from openforgerl.store.packing import (
+    IdsDigest,
     common_prefix,
     digest_blobs,
     digest_ids,
@@ -47,25 +49,36 @@ class RecentPrompts:
     MOST_IDS = 2_000_000
 
     def __init__(self) -> None:
-        self._prompts: OrderedDict[tuple[str, bytes], Prompt] = OrderedDict()
+        self._prompts: OrderedDict[tuple[str, bytes], tuple[Prompt, IdsDigest]] = OrderedDict()
         self._ids = 0
 
-    def put(self, call: ModelCall, digest: bytes) -> None:
+    def put(self, call: ModelCall, digest: IdsDigest) -> None:
         """Remember the prompt of `call`; the longest unused ones go when there are more than `MOST_IDS` ids."""
-        key = (call.call_id, digest)
+        key = (call.call_id, digest.value)
         if key not in self._prompts:
-            self._prompts[key] = call.prompt
+            self._prompts[key] = call.prompt, digest
             self._ids += len(call.prompt.ids)
         while self._ids > self.MOST_IDS:
-            _, old = self._prompts.popitem(last=False)
+            _, (old, _) = self._prompts.popitem(last=False)
             self._ids -= len(old.ids)
 
-    def get(self, call_id: str, digest: bytes) -> Prompt | None:
-        """The prompt, or None when it is not remembered."""
+    def get(self, call_id: str, digest: bytes) -> tuple[Prompt, IdsDigest] | None:
+        """The prompt and its digest, or None when it is not remembered."""
         key = (call_id, digest)
         if key in self._prompts:
             self._prompts.move_to_end(key)
         return self._prompts.get(key)
+
+
+class Base(msgspec.Struct, frozen=True):
+    """What a new call's prompt is stored against."""
+
+    row: int | None = None
+    ids: tuple[int, ...] = ()
+    """Its prompt and sampled ids."""
+    origins: tuple[OriginSpan, ...] = ()
+    digest: IdsDigest | None = None
+    """Of its prompt's ids, where that is at hand."""
 
 
 class CallReader:
@@ -91,21 +104,23 @@ class CallReader:
         row = self._connection.execute(f"SELECT {_COLUMNS} FROM calls WHERE call_id = ?", (call_id,)).fetchone()
         return None if row is None else self._call(row)
 
-    def base(self, call: ModelCall) -> tuple[int | None, tuple[int, ...], tuple[OriginSpan, ...]]:
-        """What a new call's prompt is stored against: row, its prompt and sampled ids, its origins.
+    def base(self, call: ModelCall) -> Base:
+        """What a new call's prompt is stored against.
 
         Its parent when that is here, else the session's first call (system prompt and tools are the same).
         """
+        columns = "SELECT id, call_id, prompt_sha256 FROM calls"
         row = None
         if call.parent_call_id is not None:
-            row = self._connection.execute("SELECT id FROM calls WHERE call_id = ?", (call.parent_call_id,)).fetchone()
+            row = self._connection.execute(f"{columns} WHERE call_id = ?", (call.parent_call_id,)).fetchone()
         if row is None:
             row = self._connection.execute(
-                "SELECT id FROM calls WHERE session_id = ? ORDER BY idx LIMIT 1", (call.session_id,)
+                f"{columns} WHERE session_id = ? ORDER BY idx LIMIT 1", (call.session_id,)
             ).fetchone()
         if row is None:
-            return None, (), ()
-        return row[0], self._sequence(row[0]), self._prompt(row[0])[1]
+            return Base()
+        recent = self._recent.get(row[1], row[2]) if self._recent else None
+        return Base(row[0], self._sequence(row[0]), self._prompt(row[0])[1], recent[1] if recent else None)
 
     def _call(self, row: tuple[Any, ...]) -> ModelCall:
         try:
@@ -136,9 +151,9 @@ class CallReader:
             row = self._connection.execute(f"SELECT {_COLUMNS} FROM calls WHERE id = ?", (at,)).fetchone()
             if row is None or (row[3] is not None and row[3] >= at):
                 raise StoreError(f"damaged run database: call row {at} is missing or its base comes after it")
-            prompt = self._recent.get(row[1], row[6]) if self._recent else None
-            if prompt is not None:
-                self._prompts[at] = (prompt.ids, prompt.origins)
+            recent = self._recent.get(row[1], row[6]) if self._recent else None
+            if recent is not None:
+                self._prompts[at] = (recent[0].ids, recent[0].origins)
                 break
             pending.append(row)
             at = row[3]
@@ -162,13 +177,12 @@ def insert_call(connection: WriterConnection, call: ModelCall, recent: RecentPro
     """Store a new call, whatever its status. StoreError when its id or its index in the session is taken."""
     if call.status is CallStatus.INTENT and call.sampled_ids:
         raise StoreError(f"call {call.call_id} is an intent and cannot have sampled ids yet")
-    base, sequence, base_origins = CallReader(connection, recent).base(call)
-    digest = digest_ids(call.prompt.ids)
-    common = common_prefix(sequence, call.prompt.ids)
-    origins = call.prompt.origins
-    same = 0
-    while same < min(len(origins), len(base_origins)) and origins[same] == base_origins[same]:
-        same += 1
+    base = CallReader(connection, recent).base(call)
+    ids, origins = call.prompt.ids, call.prompt.origins
+    common = common_prefix(base.ids, ids)
+    goes_on = base.digest is not None and common >= base.digest.length
+    digest = base.digest.with_more(ids) if base.digest is not None and goes_on else IdsDigest(ids)
+    same = common_prefix(base.origins, origins)
     try:
         connection.execute(
             "INSERT INTO calls (call_id, session_id, idx, status, base, common, new_ids, prompt_sha256, "
@@ -179,10 +193,10 @@ def insert_call(connection: WriterConnection, call: ModelCall, recent: RecentPro
                 call.session_id,
                 call.index,
                 call.status.value,
-                base,
+                base.row,
                 common,
-                pack_ids(call.prompt.ids[common:]),
-                digest,
+                pack_ids(ids[common:]),
+                digest.value,
                 same,
                 msgspec.json.encode(origins[same:]),
                 *_answer_columns(connection, call),
@@ -195,7 +209,7 @@ def insert_call(connection: WriterConnection, call: ModelCall, recent: RecentPro
     recent.put(call, digest)
 
 
-def finish_call(connection: WriterConnection, call: ModelCall) -> None:
+def finish_call(connection: WriterConnection, call: ModelCall, recent: RecentPrompts) -> None:
     """Complete a call that was begun. StoreError when it was not, is finished, or has another prompt now."""
     row = connection.execute(
         "SELECT id, status, prompt_sha256 FROM calls WHERE call_id = ?", (call.call_id,)
@@ -206,7 +220,8 @@ def finish_call(connection: WriterConnection, call: ModelCall) -> None:
         raise StoreError(f"call {call.call_id} is finished already ({row[1]}); a recorded call never changes")
     if call.status is CallStatus.INTENT:
         raise StoreError(f"call {call.call_id} cannot be finished with status intent")
-    if row[2] != digest_ids(call.prompt.ids):
+    begun = recent.get(call.call_id, row[2])
+    if (begun is None or begun[0].ids is not call.prompt.ids) and row[2] != digest_ids(call.prompt.ids):
         raise StoreError(f"call {call.call_id} has another prompt than when it was begun")
     connection.execute(
         "UPDATE calls SET status = ?, sampled_ids = ?, logprobs = ?, sampling_logprobs = ?, detail = ?, "
@@ -221,7 +236,7 @@ def import_call(connection: WriterConnection, call: ModelCall, recent: RecentPro
     if known is None:
         insert_call(connection, call, recent)
     elif known.status is CallStatus.INTENT and call.status is not CallStatus.INTENT:
-        finish_call(connection, call)
+        finish_call(connection, call, recent)
     elif known != call:
         raise StoreError(f"call {call.call_id} is here already and differs from the copy; the first one stands")
 
@@ -242,7 +257,8 @@ def _answer_columns(
     writer = ContentWriter(connection)
     # The end of a call is written with the same request and conversation as its beginning.
     begun = connection.take(call.call_id)
-    written = {name: _written(writer, begun.get(name), getattr(call, name)) for name in _ASKED}
+    lists = connection.lists(call.session_id)
+    written = {name: _written(writer, begun.get(name), getattr(call, name), lists) for name in _ASKED}
     if call.status is CallStatus.INTENT:
         connection.keep(call.call_id, written)
     try:
@@ -267,12 +283,10 @@ def _answer_columns(
     return (*columns, digest_blobs(*columns))
 
 
-def _written(writer: ContentWriter, before: Written | None, value: Any) -> Written:
+def _written(writer: ContentWriter, before: Written | None, value: Any, lists: Beginnings[Any, int]) -> Written:
     """How a field is written: as before, if it is the same object."""
     if before is not None and before.value is value:
         return before
-    try:
-        plain = msgspec.to_builtins(value) if isinstance(value, Conversation) else value
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"not a JSON value that can be stored: {error}") from error
-    return Written(value, writer.skeleton(plain))
+    if isinstance(value, Conversation):
+        return Written(value, writer.fields(msgspec.structs.asdict(value), lists))
+    return Written(value, writer.fields(value, lists) if isinstance(value, dict) else writer.skeleton(value))

@@ -9,7 +9,7 @@ import msgspec
 
 from openforgerl.errors import StoreError
 from openforgerl.store.call_rows import CallReader, RecentPrompts, finish_call, import_calls, insert_call
-from openforgerl.store.content import put_images, read_images
+from openforgerl.store.content import WriterConnection, put_images, read_images
 from openforgerl.store.database import Database
 from openforgerl.types import CallStatus, ModelCall, Session, SessionState
 
@@ -31,13 +31,14 @@ class CallStore:
     async def seal_session(self, session_id: str, at: float) -> None:
         """Mark a session sealed since `at` (Unix seconds). Idempotent: the first time stands."""
 
-        def work(connection: sqlite3.Connection) -> None:
+        def work(connection: WriterConnection) -> None:
             changed = connection.execute(
                 "UPDATE sessions SET state = ?, sealed_at = coalesce(sealed_at, ?) WHERE session_id = ?",
                 (SessionState.SEALED.value, at, session_id),
             ).rowcount
             if not changed:
                 raise StoreError(f"no session {session_id} to seal")
+            connection.drop_lists(session_id)
 
         await self._database.write(work)
 
@@ -53,7 +54,7 @@ class CallStore:
 
     async def finish(self, call: ModelCall) -> None:
         """Commit the finished call, before its last byte is sent. StoreError when not begun or finished already."""
-        await self._database.write(lambda connection: finish_call(connection, call))
+        await self._database.write(lambda connection: finish_call(connection, call, self._recent))
 
     async def put_images(self, images: Mapping[str, bytes]) -> None:
         """Keep the bytes of images by their sha256 in hex, each once. StoreError when one is not what its name says."""

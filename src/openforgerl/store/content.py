@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from openforgerl.conversation import Beginnings
 from openforgerl.errors import StoreError
 from openforgerl.types import JsonValue
 
@@ -26,6 +27,7 @@ LONG_STRING = 128
 _STRING = "\x00s"
 _CHAIN = "\x00c"
 _PAIRS = "\x00d"
+_STRUCTURES = (dict, list, tuple, msgspec.Struct)
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -43,12 +45,16 @@ class WriterConnection(sqlite3.Connection):
 
     MOST = 200_000
     MOST_KEPT = 64
+    MOST_SESSIONS = 256
+    LISTS = 8
+    """Lists of a session that the next call may go on from: its histories and tools, as received and as understood."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._items: dict[bytes, int] = {}
         self._nodes: dict[tuple[int, int], int] = {}
         self._written: OrderedDict[str, Mapping[str, Written]] = OrderedDict()
+        self._lists: OrderedDict[str, Beginnings[Any, int]] = OrderedDict()
 
     def keep(self, name: str, fields: Mapping[str, Written]) -> None:
         """Remember fields of something that will be written again with the same ones; the last `MOST_KEPT` stay."""
@@ -59,6 +65,18 @@ class WriterConnection(sqlite3.Connection):
     def take(self, name: str) -> Mapping[str, Written]:
         """What was kept under that name, and no longer is."""
         return self._written.pop(name, {})
+
+    def lists(self, session_id: str) -> Beginnings[Any, int]:
+        """The chain nodes of lists that this session's calls held."""
+        found = self._lists.setdefault(session_id, Beginnings(self.LISTS))
+        self._lists.move_to_end(session_id)
+        if len(self._lists) > self.MOST_SESSIONS:
+            self._lists.popitem(last=False)
+        return found
+
+    def drop_lists(self, session_id: str) -> None:
+        """No more calls of this session come."""
+        self._lists.pop(session_id, None)
 
     @property
     def items(self) -> dict[bytes, int]:
@@ -75,6 +93,7 @@ class WriterConnection(sqlite3.Connection):
         self._items.clear()
         self._nodes.clear()
         self._written.clear()
+        self._lists.clear()
 
 
 class ContentWriter:
@@ -94,8 +113,24 @@ class ContentWriter:
 
     def skeleton(self, value: JsonValue) -> JsonValue:
         """What `encode` writes, as a value. StoreError as there."""
+        return self._checked(lambda: self._skeleton(value))
+
+    def fields(self, fields: Mapping[str, Any], lists: Beginnings[Any, int]) -> JsonValue:
+        """The skeleton of an object. Its lists may be long, and hold structs of ours: of one that begins with the very
+        same items as one of `lists`, only the others are looked at. StoreError as `encode`.
+        """
+        if not all(isinstance(name, str) and not name.startswith("\x00") for name in fields):
+            return self.skeleton(dict(fields))
+        return self._checked(
+            lambda: {
+                name: {_CHAIN: self._chain(item, lists)} if _is_structured(item) else self._skeleton(item)
+                for name, item in fields.items()
+            }
+        )
+
+    def _checked(self, make: Callable[[], JsonValue]) -> JsonValue:
         try:
-            skeleton = self._skeleton(value)
+            skeleton = make()
             msgspec.json.encode(skeleton)
             return skeleton
         except (TypeError, ValueError, RecursionError) as error:
@@ -112,23 +147,29 @@ class ContentWriter:
                 return {_PAIRS: [[key, item] for key, item in items.items()]}
             return items
         if isinstance(value, list | tuple):
-            if not any(isinstance(item, dict | list | tuple) for item in value):
+            if not _is_structured(value):
                 return [self._skeleton(item) for item in value]
-            node = 0
-            for item in value:
-                node = self._node(node, self._item(item))
-            return {_CHAIN: node}
+            return {_CHAIN: self._chain(value, Beginnings(0))}
         if value is None or isinstance(value, bool | int):
             return value
         if isinstance(value, float) and value - value == 0:  # finite: NaN and infinity are no JSON
             return value
         raise TypeError(f"{value!r} is not JSON")
 
+    def _chain(self, value: Sequence[Any], lists: Beginnings[Any, int]) -> int:
+        """The last node of a list."""
+        nodes = lists.known(value)
+        for item in value[len(nodes) :]:
+            nodes.append(self._node(nodes[-1] if nodes else 0, self._item(item)))
+        lists.keep(value, nodes)
+        return nodes[-1]
+
     def _item(self, item: Any) -> int:
         known = hashlib.sha256(msgspec.json.encode(item)).digest()
         found = self._connection.items.get(known)
         if found is None:
-            found = self._content(msgspec.json.encode(self._skeleton(item)))
+            plain = msgspec.to_builtins(item) if isinstance(item, msgspec.Struct) else item
+            found = self._content(msgspec.json.encode(self._skeleton(plain)))
             self._connection.items[known] = found
         return found
 
@@ -151,6 +192,11 @@ class ContentWriter:
                 found = self._connection.execute(insert, (prev, item)).fetchone()
             node = self._connection.nodes[prev, item] = int(found[0])
         return node
+
+
+def _is_structured(value: Any) -> bool:
+    """Whether it is a list with something in it that is no scalar."""
+    return isinstance(value, list | tuple) and any(isinstance(item, _STRUCTURES) for item in value)
 
 
 class ContentReader:

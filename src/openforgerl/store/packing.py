@@ -6,6 +6,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
+from copy import copy
 
 from openforgerl.errors import StoreError
 
@@ -18,13 +19,21 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
     Raises StoreError for an id outside [0, 2**32).
     """
+    letter = _letter(ids)
+    return letter + _items(letter, ids)
+
+
+def _letter(ids: Sequence[int]) -> bytes:
     if not ids:
         return b""
+    return _SMALL if max(ids) < 1 << 16 else _LARGE
+
+
+def _items(letter: bytes, ids: Sequence[int]) -> bytes:
     try:
-        items = array("H" if max(ids) < 1 << 16 else "I", ids)
+        return _little_endian(array("H" if letter == _SMALL else "I", ids))
     except OverflowError as error:
         raise StoreError("token ids must be 0 or more and below 2**32") from error
-    return items.typecode.encode() + _little_endian(items)
 
 
 def unpack_ids(blob: bytes) -> tuple[int, ...]:
@@ -61,9 +70,35 @@ def unpack_floats(blob: bytes | None) -> tuple[float, ...] | None:
     return tuple(items)
 
 
+class IdsDigest:
+    """sha256 over ids as stored, which can go on with more of them: equal digests mean equal ids."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._letter = _letter(ids)
+        self._state = hashlib.sha256(self._letter)
+        self._state.update(_items(self._letter, ids))
+        self.length = len(ids)
+
+    def with_more(self, ids: tuple[int, ...]) -> IdsDigest:
+        """The digest of `ids`, of which the first `length` are these."""
+        more = ids[self.length :]
+        if not self._letter or (self._letter == _SMALL and _letter(more) == _LARGE):
+            return IdsDigest(ids)
+        longer = copy(self)
+        longer._state = self._state.copy()
+        longer._state.update(_items(self._letter, more))
+        longer.length = len(ids)
+        return longer
+
+    @property
+    def value(self) -> bytes:
+        """The digest."""
+        return self._state.digest()
+
+
 def digest_ids(ids: Sequence[int]) -> bytes:
     """sha256 over the ids as stored: equal digests mean equal ids."""
-    return hashlib.sha256(pack_ids(ids)).digest()
+    return IdsDigest(ids).value
 
 
 def digest_blobs(*blobs: bytes | None) -> bytes:
@@ -75,8 +110,8 @@ def digest_blobs(*blobs: bytes | None) -> bytes:
     return digest.digest()
 
 
-def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """How many leading ids agree. Bisects on slices, which compare at C speed."""
+def common_prefix(left: tuple[object, ...], right: tuple[object, ...]) -> int:
+    """How many leading items are equal. Bisects on slices, which compare at C speed."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high

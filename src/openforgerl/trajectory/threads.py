@@ -10,12 +10,12 @@ A function of the set of known calls: the order in which they are given does not
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from openforgerl.conversation import digest_message, digest_outline, digest_tools, same_message, same_tools
-from openforgerl.trajectory.histories import Histories
+from openforgerl.trajectory.histories import UNSEEN, Histories
 from openforgerl.trajectory.signs import Announcement, announcement, delegated, first_user, quotes, stated_role
 from openforgerl.types import (
     CallStatus,
@@ -69,13 +69,13 @@ def attribute(
     case. `opening`: whether this may be the session's first request (matters only while nothing is known).
     `max_tokens`: as asked, to tell probes. `histories`: the session's, so that what it has seen is not read again.
     """
-    calls = sorted(known, key=lambda call: (call.index, call.call_id))
+    calls = sorted(known, key=_arrival)
     asked = _Asked(histories or Histories(), calls, conversation)
     said = announcement(headers)
     # A header is the harness's own word; the opening words could be quoted by anybody.
     stated = stated_role(conversation, max_tokens) if said.role is None else (said.role, said.evidence)
 
-    repeated = _repeated(calls, asked, said)
+    repeated = _repeated(asked, said)
     if repeated is not None and repeated.parent_call_id is None:
         return Attribution(
             thread=repeated.thread,
@@ -83,7 +83,7 @@ def attribute(
             evidence=f"repeats {repeated.call_id}",
             parent_call_id=None,
         )
-    match = _parent(calls, asked, said)
+    match = _parent(asked, said)
     if match is None:
         thread, role, evidence = _root(calls, conversation, said, stated, opening)
         return Attribution(thread=thread, role=role, evidence=evidence, parent_call_id=None)
@@ -99,7 +99,7 @@ def attribute(
         role=role,
         evidence=evidence,
         parent_call_id=parent.call_id,
-        restored=_restored(calls, parent, asked),
+        restored=_restored(parent, asked),
     )
 
 
@@ -115,8 +115,8 @@ def with_thoughts(
     Only where all messages up to the turn are what was recorded, other dropped thoughts aside: where the harness
     rewrote more than that, its history is taken as it is.
     """
-    calls = sorted(known, key=lambda call: (call.index, call.call_id))
-    match = _parent(calls, _Asked(histories or Histories(), calls, conversation), announcement(headers))
+    calls = sorted(known, key=_arrival)
+    match = _parent(_Asked(histories or Histories(), calls, conversation), announcement(headers))
     if match is None or match.exact or match.call.answer is None:
         return conversation
     theirs = (*match.call.conversation.messages, match.call.answer)
@@ -132,66 +132,80 @@ class _Asked:
     """A request's history, to be compared with those of known calls."""
 
     def __init__(self, histories: Histories, calls: Sequence[ModelCall], conversation: Conversation) -> None:
-        for call in calls:
-            histories.asked(call)
-            histories.answered(call)
+        """`calls` in order of arrival."""
+        histories.note(calls)
         self.messages = conversation.messages
+        self.by_id = {call.call_id: call for call in calls}
         self._histories = histories
         self._path = histories.path(conversation.messages)
         self._tools = histories.tools(conversation.tools, known=False)
 
-    def repeats(self, call: ModelCall) -> bool:
-        """Whether the call was asked the very same."""
-        theirs = self._histories.asked(call)
-        return theirs.length == len(self.messages) and theirs.exact == self._path.exact[-1] and self._same_tools(call)
+    def repeats(self) -> list[ModelCall]:
+        """The calls that were asked the very same, in order of arrival."""
+        return self._with_same_tools(self._histories.asked_alike(self._path.exact[-1]))
 
-    def continues(self, call: ModelCall) -> _Match | None:
-        """How the history continues the call's answer, if it does."""
+    def continues(self) -> list[_Match]:
+        """The calls whose messages and answer cover most of the history, in order of arrival."""
+        for length in range(len(self.messages), 0, -1):
+            outline = self._path.outline[length]
+            if outline == UNSEEN or self.messages[length - 1].role is not Role.ASSISTANT:
+                continue
+            calls = self._with_same_tools(self._histories.answered_alike(outline))
+            if calls:
+                return [_Match(call=call, length=length, exact=self.repeats_answer(call)) for call in calls]
+        return []
+
+    def repeats_answer(self, call: ModelCall) -> bool:
+        """Whether the history begins with the call's messages and answer, thoughts included."""
         theirs = self._histories.answered(call)
         if theirs is None or theirs.length > len(self.messages):
-            return None
-        if self.messages[theirs.length - 1].role is not Role.ASSISTANT or not self._same_tools(call):
-            return None
-        if theirs.outline != self._path.outline[theirs.length]:
-            return None
-        return _Match(call=call, length=theirs.length, exact=theirs.exact == self._path.exact[theirs.length])
+            return False
+        return theirs.exact == self._path.exact[theirs.length]
 
-    def _same_tools(self, call: ModelCall) -> bool:
+    def same_tools(self, call: ModelCall) -> bool:
+        """Whether the call was offered the same tools."""
         return self._histories.tools(call.conversation.tools, known=True) == self._tools
 
+    def _with_same_tools(self, call_ids: Iterable[str]) -> list[ModelCall]:
+        calls = [self.by_id[call_id] for call_id in call_ids if call_id in self.by_id]
+        return sorted(filter(self.same_tools, calls), key=_arrival)
 
-def _repeated(calls: Sequence[ModelCall], asked: _Asked, said: Announcement) -> ModelCall | None:
+
+def _repeated(asked: _Asked, said: Announcement) -> ModelCall | None:
     """The first known call with the very same request by the same agent: this one is its sibling."""
-    return next((call for call in calls if asked.repeats(call) and _agent(call) == said.subagent), None)
+    return next((call for call in asked.repeats() if _agent(call) == said.subagent), None)
 
 
-def _parent(calls: Sequence[ModelCall], asked: _Asked, said: Announcement) -> _Match | None:
+def _parent(asked: _Asked, said: Announcement) -> _Match | None:
     """The call that covers most of the history; of equals an exact one, of the same agent, delivered, the last."""
-    matches = [match for call in calls if (match := asked.continues(call)) is not None]
-    most = max(((match.length, match.exact) for match in matches), default=None)
-    best = [match for match in matches if (match.length, match.exact) == most]
     # Of equals the last: `max` would take the first.
     return max(
-        reversed(best),
-        key=lambda match: (_agent(match.call) == said.subagent, match.call.status is CallStatus.COMPLETE),
+        reversed(asked.continues()),
+        key=lambda match: (
+            match.exact,
+            _agent(match.call) == said.subagent,
+            match.call.status is CallStatus.COMPLETE,
+        ),
         default=None,
     )
 
 
-def _restored(calls: Sequence[ModelCall], parent: ModelCall, asked: _Asked) -> dict[int, ModelCall]:
+def _restored(parent: ModelCall, asked: _Asked) -> dict[int, ModelCall]:
     """Along the parent's chain: every delivered call whose messages and answer the history repeats exactly."""
-    by_id = {call.call_id: call for call in calls}
     restored: dict[int, ModelCall] = {}
     call: ModelCall | None = parent
     seen: set[str] = set()
     while call is not None and call.call_id not in seen:
         seen.add(call.call_id)
-        match = asked.continues(call)
         delivered = call.status is CallStatus.COMPLETE and call.finish_reason is not FinishReason.STOP_STRING
-        if match is not None and match.exact and delivered:
-            restored[match.length - 1] = call
-        call = by_id.get(call.parent_call_id) if call.parent_call_id is not None else None
+        if delivered and asked.same_tools(call) and asked.repeats_answer(call):
+            restored[len(call.conversation.messages)] = call
+        call = asked.by_id.get(call.parent_call_id) if call.parent_call_id is not None else None
     return dict(sorted(restored.items()))
+
+
+def _arrival(call: ModelCall) -> tuple[int, str]:
+    return call.index, call.call_id
 
 
 def _root(

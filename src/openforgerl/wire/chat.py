@@ -39,6 +39,7 @@ from openforgerl.wire.fields import CHAT
 from openforgerl.wire.notes import Notes
 from openforgerl.wire.opening import joined_system
 from openforgerl.wire.reading import bad, present
+from openforgerl.wire.rereading import Rereading
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -65,11 +66,11 @@ class ChatDialect:
         self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET
     ) -> Request:
         """The request in `body`. Raises WireError 400 naming the field and what is accepted."""
-        raw, warnings = reading.decode_object(body)
+        raw, warnings = reading.decode_object(body, memory.rereading)
         notes = Notes(strict=strict, warnings=warnings)
         CHAT.check(raw, notes)
         tools, forced = _tools(raw, notes)
-        messages = _messages(raw, notes)
+        messages = _messages(raw, notes, memory.rereading)
         stream_options = reading.mapping(raw.get("stream_options") or {}, "stream_options")
         limits = [
             reading.count(raw[name], name) for name in ("max_tokens", "max_completion_tokens") if present(raw, name)
@@ -192,16 +193,18 @@ def _tool(given: dict[str, JsonValue], path: str, notes: Notes) -> ToolSpec | No
     )
 
 
-def _messages(raw: dict[str, JsonValue], notes: Notes) -> tuple[Message, ...]:
+def _messages(raw: dict[str, JsonValue], notes: Notes, rereading: Rereading) -> tuple[Message, ...]:
     if not present(raw, "messages"):
         raise bad("messages", "is required: a list of messages")
     given = reading.items(raw["messages"], "messages")
     if not given:
         raise bad("messages", "must hold at least one message")
-    messages = [
-        _message(reading.mapping(item, f"messages[{at}]"), f"messages[{at}]", notes) for at, item in enumerate(given)
-    ]
-    return tuple(joined_system(messages))
+    return tuple(joined_system(rereading.messages(given, "chat", notes, _messages_at)))
+
+
+def _messages_at(at: int, item: JsonValue, notes: Notes) -> list[Message]:
+    path = f"messages[{at}]"
+    return [_message(reading.mapping(item, path), path, notes)]
 
 
 def _message(given: dict[str, JsonValue], path: str, notes: Notes) -> Message:

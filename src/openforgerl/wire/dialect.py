@@ -9,6 +9,7 @@ import msgspec
 
 from openforgerl.errors import WireError
 from openforgerl.types import Conversation, FinishReason, ForcedCall, JsonValue, Message, MessageDelta, Reasoning
+from openforgerl.wire.rereading import Rereading
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,11 @@ class Memory(Protocol):
         """The conversation of an earlier complete call with its answer as the last message, or None."""
         ...
 
+    @property
+    def rereading(self) -> Rereading:
+        """What its earlier requests held."""
+        ...
+
 
 class NoMemory:
     """The memory of a session's first request."""
@@ -45,6 +51,11 @@ class NoMemory:
     def answered(self, call_id: str) -> Conversation | None:
         """Nothing."""
         return None
+
+    @property
+    def rereading(self) -> Rereading:
+        """Nothing, and what it is told is forgotten."""
+        return Rereading()
 
 
 NOTHING_YET = NoMemory()

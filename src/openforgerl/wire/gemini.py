@@ -53,7 +53,7 @@ class GeminiDialect:
         self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET
     ) -> Request:
         """The request in `body`. Raises WireError 400 naming the field and what is accepted."""
-        raw, warnings = reading.decode_object(body)
+        raw, warnings = reading.decode_object(body, memory.rereading)
         given = _unwrapped(spelled(raw, ""))
         config = _config(given)
         flat = given | {f"generationConfig.{name}": value for name, value in config.items()}

@@ -61,14 +61,14 @@ class MessagesDialect:
         self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET
     ) -> Request:
         """The request in `body`, to answer or to count. Raises WireError 400 naming the field."""
-        raw, warnings = reading.decode_object(body)
+        raw, warnings = reading.decode_object(body, memory.rereading)
         notes = Notes(strict=strict, warnings=warnings)
         MESSAGES.check(raw, notes)
         reader = BlockReader(memory, notes)
         offered = _tools(raw, reader)
         forced = _forced(raw, offered, reader)
         tools = () if _choice(raw).get("type") == "none" else tuple(offered)
-        messages = _messages(raw, reader)
+        messages = _messages(raw, reader, memory)
         _check_options(raw, reader)
         return Request(
             dialect=self.name,
@@ -199,7 +199,7 @@ def _tools(raw: Mapping[str, JsonValue], reader: BlockReader) -> list[ToolSpec]:
     return tools
 
 
-def _messages(raw: Mapping[str, JsonValue], reader: BlockReader) -> tuple[Message, ...]:
+def _messages(raw: Mapping[str, JsonValue], reader: BlockReader, memory: Memory) -> tuple[Message, ...]:
     given = reading.items(raw.get("messages"), "messages")
     if not given:
         raise bad("messages", "must hold at least one message")
@@ -210,9 +210,12 @@ def _messages(raw: Mapping[str, JsonValue], reader: BlockReader) -> tuple[Messag
             messages.append(Message(role=Role.SYSTEM, parts=parts))
             if parts[0].text.startswith(ATTRIBUTION):
                 reader.notes.warn("system[0] is an attribution header that differs between conversations; it was kept")
-    for index, item in enumerate(given):
+
+    def read_one(index: int, item: JsonValue, notes: Notes) -> list[Message]:
         at = f"messages[{index}]"
-        messages += _message(reading.mapping(item, at), at, reader)
+        return _message(reading.mapping(item, at), at, BlockReader(memory, notes))
+
+    messages += memory.rereading.messages(given, "messages", reader.notes, read_one)
     if not messages:
         raise bad("messages", "must hold at least one message with content")
     if messages[-1].role is Role.ASSISTANT:

@@ -8,8 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import msgspec
+
 from openforgerl.errors import WireError
-from openforgerl.types import JsonValue
+from openforgerl.types import JsonValue, Message
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """What was read from a part of a request, and what was noticed on the way."""
+
+    messages: tuple[Message, ...]
+    warnings: tuple[str, ...]
+    unlisted: tuple[str, ...]
+    images: Mapping[str, bytes]
 
 
 class Notes:
@@ -17,7 +28,7 @@ class Notes:
 
     def __init__(self, *, strict: bool = False, warnings: Iterable[str] = ()) -> None:
         """`strict`: an unlisted field is a 400. `warnings`: what was noticed before."""
-        self._strict = strict
+        self.strict = strict
         self._warnings = dict.fromkeys(warnings)
         self._unlisted: dict[str, None] = {}
         self.images: dict[str, bytes] = {}
@@ -33,6 +44,20 @@ class Notes:
         """Paths of unlisted fields, each once, in order."""
         return tuple(self._unlisted)
 
+    def aside(self) -> Notes:
+        """Notes on a part of the same request, to be `taken` afterwards."""
+        return Notes(strict=self.strict)
+
+    def noted(self, messages: Iterable[Message]) -> Noted:
+        """All that these notes hold, with the messages that were read."""
+        return Noted(tuple(messages), self.warnings, self.unlisted, self.images)
+
+    def take(self, noted: Noted) -> None:
+        """Add what was noticed aside."""
+        self._warnings.update(dict.fromkeys(noted.warnings))
+        self._unlisted.update(dict.fromkeys(noted.unlisted))
+        self.images.update(noted.images)
+
     def warn(self, text: str) -> None:
         """Record something that was left out or mended."""
         self._warnings[text] = None
@@ -45,7 +70,7 @@ class Notes:
         for name, value in given.items():
             if name in listed or value is None:
                 continue
-            if self._strict:
+            if self.strict:
                 full = f"{path}.{name}" if path else name
                 raise WireError(400, "unlisted_field", f"{full}: unknown field", param=full)
             self._unlisted[f"{where}.{name}" if where else name] = None

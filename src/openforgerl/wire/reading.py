@@ -13,6 +13,7 @@ import msgspec
 from openforgerl.conversation import MOST_NESTED, nested_too_deeply
 from openforgerl.errors import WireError
 from openforgerl.types import JsonValue
+from openforgerl.wire.rereading import Rereading
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SHOWN = 10**18
@@ -25,24 +26,36 @@ def bad(path: str, message: str) -> WireError:
     return WireError(400, "invalid_request", f"{path}: {message}", param=path)
 
 
-def decode_object(body: bytes) -> tuple[dict[str, JsonValue], tuple[str, ...]]:
-    """The JSON object in `body`, and warnings about what had to be mended.
+def decode_object(body: bytes, rereading: Rereading | None = None) -> tuple[dict[str, JsonValue], tuple[str, ...]]:
+    """The JSON object in `body`, and warnings about what had to be mended. `rereading`: the session's, if it has one.
 
     A harness that cuts tool output by UTF-16 units sends half of a surrogate pair as an escape. Refusing it
     would kill the attempt, so the half is replaced by U+FFFD and reported.
     """
     warnings: tuple[str, ...] = ()
+    items: dict[bytes, JsonValue] = {}
     try:
-        value = msgspec.json.decode(body)
+        value, new, items = (rereading or Rereading()).decode(body)
+    except (ValueError, RecursionError):
+        # Whatever is wrong with it, what reads the whole says it best.
+        value, warnings = _whole(body)
+        new = value
+    if not isinstance(value, dict):
+        raise WireError(400, "invalid_request", f"the body must be a JSON object, not {type_name(value)}")
+    if nested_too_deeply(new):
+        raise WireError(400, "invalid_request", f"the body is nested too deeply; {MOST_NESTED} levels are taken")
+    if rereading is not None:
+        rereading.keep(items)
+    return value, warnings
+
+
+def _whole(body: bytes) -> tuple[JsonValue, tuple[str, ...]]:
+    try:
+        return msgspec.json.decode(body), ()
     except RecursionError as error:
         raise WireError(400, "invalid_request", "the body is nested too deeply") from error
     except msgspec.DecodeError as error:
-        value, warnings = _mended(body, error), (_MENDED,)
-    if not isinstance(value, dict):
-        raise WireError(400, "invalid_request", f"the body must be a JSON object, not {type_name(value)}")
-    if nested_too_deeply(value):
-        raise WireError(400, "invalid_request", f"the body is nested too deeply; {MOST_NESTED} levels are taken")
-    return value, warnings
+        return _mended(body, error), (_MENDED,)
 
 
 def _mended(body: bytes, reason: msgspec.DecodeError) -> JsonValue:

@@ -44,7 +44,7 @@ class ResponsesDialect:
         self, body: bytes, *, strict: bool = False, address: Address = BODY_ALONE, memory: Memory = NOTHING_YET
     ) -> Request:
         """The request in `body`. Raises WireError 400 naming the field and what is accepted."""
-        raw, warnings = reading.decode_object(body)
+        raw, warnings = reading.decode_object(body, memory.rereading)
         notes = Notes(strict=strict, warnings=warnings)
         RESPONSES.check(raw, notes)
         tools, forced = choose(raw.get("tool_choice"), offered(raw, notes))

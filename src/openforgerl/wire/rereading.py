@@ -1,0 +1,108 @@
+"""A history that comes again, read once: what a session's earlier bodies held, item by item.
+
+Items are told apart by the sha256 of their own bytes, so one that comes again in the same bytes is the same object as
+before, and what was read from it needs not be read again. A pure saving: without it every request reads the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from openforgerl.conversation import Beginnings
+from openforgerl.types import JsonValue, Message
+from openforgerl.wire.notes import Noted, Notes
+
+LISTS = ("messages", "input", "contents", "system", "tools")
+"""Fields that hold what comes again, in one dialect or another."""
+
+_BODIES = 4
+"""How many bodies' items are held: a session may carry a few conversations at once."""
+
+ReadOne = Callable[[int, JsonValue, Notes], list[Message]]
+"""Messages of the item at an index of the history."""
+
+
+class Rereading:
+    """What one session's earlier requests held."""
+
+    def __init__(self) -> None:
+        self._bodies: tuple[dict[bytes, JsonValue], ...] = ()
+        self._read: dict[tuple[str, bool], Beginnings[JsonValue, Noted | None]] = {}
+
+    def decode(self, body: bytes) -> tuple[JsonValue, JsonValue, dict[bytes, JsonValue]]:
+        """The value of `body`; the same without those items of histories that an earlier body held; all items.
+
+        Raises ValueError (msgspec.DecodeError is one) and RecursionError where decoding the whole would raise, in other
+        words.
+        """
+        body.decode()  # what is skipped below is not looked at so closely
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        value: dict[str, JsonValue] = {}
+        new: dict[str, JsonValue] = {}
+        held: dict[bytes, JsonValue] = {}
+        for name, raw in fields.items():
+            if name in LISTS and bytes(raw).startswith(b"["):
+                value[name], new[name] = self._items(raw, held)
+            else:
+                value[name] = new[name] = msgspec.json.decode(raw)
+        return value, new, held
+
+    def keep(self, items: dict[bytes, JsonValue]) -> None:
+        """Hold the items of a body that is taken."""
+        if items:
+            others = [body for body in self._bodies if not body.keys() <= items.keys()]
+            self._bodies = (*others[1 - _BODIES :], items)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._bodies = ()
+        self._read.clear()
+
+    def messages(self, given: Sequence[JsonValue], dialect: str, notes: Notes, read_one: ReadOne) -> list[Message]:
+        """The messages of a history, the same objects for items that came before in the same place.
+
+        An item that was worth a warning is read every time: the warning may be about what was not yet known.
+        """
+        read = self._read.setdefault((dialect, notes.strict), Beginnings(_BODIES))
+        found: list[Noted | None] = read.known(given)
+        messages: list[Message] = []
+        for at, item in enumerate(given):
+            noted = found[at] if at < len(found) else None
+            if noted is None:
+                aside = notes.aside()
+                noted = aside.noted(read_one(at, item, aside))
+                kept = None if noted.warnings else noted
+                if at < len(found):
+                    found[at] = kept
+                else:
+                    found.append(kept)
+            if noted.warnings or noted.unlisted or noted.images:
+                notes.take(noted)
+            messages += noted.messages
+        read.keep(given, found)
+        return messages
+
+    def _items(self, raw: msgspec.Raw, held: dict[bytes, JsonValue]) -> tuple[list[JsonValue], list[JsonValue]]:
+        items: list[JsonValue] = []
+        new: list[JsonValue] = []
+        for piece in msgspec.json.decode(raw, type=list[msgspec.Raw]):
+            digest = hashlib.sha256(piece).digest()
+            item = held.get(digest, self._held(digest))
+            if item is _NOT_HELD:
+                item = msgspec.json.decode(piece)
+                new.append(item)
+            held[digest] = item
+            items.append(item)
+        return items, new
+
+    def _held(self, digest: bytes) -> JsonValue:
+        for body in reversed(self._bodies):
+            if digest in body:
+                return body[digest]
+        return _NOT_HELD
+
+
+_NOT_HELD = object()
