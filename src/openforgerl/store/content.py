@@ -115,7 +115,7 @@ class ContentWriter:
         """What `encode` writes, as a value. StoreError as there."""
         return self._checked(lambda: self._skeleton(value))
 
-    def fields(self, fields: Mapping[str, Any], lists: Beginnings[Any, int]) -> JsonValue:
+    def fields(self, fields: Mapping[Any, Any], lists: Beginnings[Any, int]) -> JsonValue:
         """The skeleton of an object. Its lists may be long, and hold structs of ours: of one that begins with the very
         same items as one of `lists`, only the others are looked at. StoreError as `encode`.
         """
