@@ -13,7 +13,7 @@ import pytest
 from openforgerl.errors import InputError, StageError
 from openforgerl.sandboxes import cgroups
 from openforgerl.sandboxes.kubernetes.cluster import POD
-from openforgerl.testing.fake_kubernetes import FakeCluster
+from openforgerl.testing.fake_kubernetes import FakeCluster, NodeSpec
 from openforgerl.testing.fake_kubernetes.kinds import CONFIG_MAPS, PODS, QUOTAS, RESOURCES
 from openforgerl.types import Origin, SandboxLimits, SandboxSpec, Stage
 
@@ -134,6 +134,24 @@ async def test_an_oom_of_a_child_is_seen_from_inside(fake: FakeCluster, backend:
         eater = ["/usr/bin/python3", "-c", "x = bytearray(400 << 20); print(len(x))"]
         exit = await sandbox.exec(eater, env={}, timeout=30)
         assert exit.signal == 9
+
+
+async def test_pods_go_to_the_nodes_that_were_chosen(fake: FakeCluster, backend: Any) -> None:
+    fake.nodes.add(NodeSpec(name="agents-0", labels={"pool": "agents"}))
+    async with backend(node_selector={"pool": "agents"}, runtime_class="gvisor", priority_class="low") as sandboxes:
+        made = [sandboxes.create(SPEC, f"t-r{number}-a1") for number in range(4)]
+        living = await asyncio.gather(*(one.__aenter__() for one in made))
+        assert {one.report["node"] for one in living} == {"agents-0"}
+        assert {one.report["runtime_class"] for one in living} == {"gvisor"}
+        specs = [stored.body["spec"] for stored in fake.objects.list(PODS)]
+        assert {(spec["runtimeClassName"], spec["priorityClassName"]) for spec in specs} == {("gvisor", "low")}
+        for one in made:
+            await one.__aexit__(None, None, None)
+    async with backend(node_selector={"pool": "none"}, schedule_timeout=0.5) as sandboxes:
+        with pytest.raises(StageError, match="didn't match Pod's node affinity/selector") as failed:
+            async with sandboxes.create(SPEC, "t-r0-a1"):
+                raise AssertionError("it cannot have started")
+    assert failed.value.kind == "unschedulable"
 
 
 async def test_a_full_quota_is_waited_for(fake: FakeCluster, backend: Any) -> None:

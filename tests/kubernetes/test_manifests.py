@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from openforgerl.config import load_config
+from openforgerl.config.schema import RoomsConfig
 from openforgerl.errors import InputError
+from openforgerl.orchestrator import RunOptions
 from openforgerl.sandboxes.images import REPOSITORY
 from openforgerl.sandboxes.kubernetes import manifests, names
 from openforgerl.sandboxes.kubernetes.manifests import Boarding
@@ -147,6 +150,35 @@ def test_placement() -> None:
     plain = make()["spec"]
     assert plain["nodeSelector"] == {"kubernetes.io/arch": "amd64"}  # our system-call filter is of one machine
     assert not {"runtimeClassName", "priorityClassName", "hostUsers", "imagePullSecrets"} & set(plain)
+
+
+class _Whole(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    run: RunOptions = RunOptions()
+
+
+def test_placement_as_a_user_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        """
+        [sandbox.kubernetes]
+        image = "i"
+        layers = "present"
+        runtime_class = "gvisor"
+        node_selector = {pool = "agents", "sandbox.gke.io/runtime" = "gvisor"}
+        tolerations = [
+          {key = "sandbox.gke.io/runtime", value = "gvisor", effect = "NoSchedule"},
+          {operator = "Exists", effect = "NoExecute", tolerationSeconds = 5},
+        ]
+        """
+    )
+    words = ["sandbox.kubernetes.priority_class=low"]
+    options = load_config(_Whole, tmp_path / "run.toml", words).sandbox.kubernetes
+    spec = make(options)["spec"]
+    assert (spec["runtimeClassName"], spec["priorityClassName"]) == ("gvisor", "low")
+    assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64", "pool": "agents", "sandbox.gke.io/runtime": "gvisor"}
+    assert spec["tolerations"][2:] == [
+        {"key": "sandbox.gke.io/runtime", "operator": "Equal", "value": "gvisor", "effect": "NoSchedule"},
+        {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5},
+    ]
 
 
 def test_the_bundle_is_our_init_and_python_imports_it(tmp_path: Path) -> None:

@@ -163,14 +163,16 @@ async def free_lease(cluster: Cluster, run_id: str, home: str) -> Object | None:
         seconds = float(spec.get("leaseDurationSeconds") or 0)
         looked = time.monotonic() - begun
         enough = seconds / 2 if whose.rpartition("/")[2] == home.rpartition("/")[2] else seconds
-        if whose == home or overdue(spec, time.time()) or (seen and looked >= enough):
+        if whose == home:
             return there
-        if seen and seen != str(spec["renewTime"]):
+        if seen and seen != str(spec.get("renewTime")):
             raise StoreError(
                 f"run {run_id} is being worked on by another process ({spec.get('holderIdentity')}), which renews its "
                 f"Lease {there['metadata']['name']} in namespace {cluster.namespace}: stop that one, or use another "
                 "run folder or namespace"
             )
+        if overdue(spec, time.time()) or (seen and looked >= enough):
+            return there
         if not seen:
             log.warning(
                 "run %s was held by %s until just now: waiting up to %.0f s to see whether that lives",
