@@ -16,8 +16,8 @@ from openforgerl.orchestrator.options import RunOptions
 LOOK_AGAIN = 0.25
 """Seconds until a full engine is looked at again: it tells nobody when its queue gets shorter."""
 
-Order = tuple[int, int]
-"""(group's place in the plan, rollout's place in its group); the least goes first."""
+Order = tuple[int, ...]
+"""(training step, group's place in the plan, rollout's place in its group); the least goes first."""
 
 
 @dataclass(order=True, slots=True)

@@ -222,7 +222,9 @@ class Orchestrator:
         budget = _Budget(limit - refilled, refilled)
         async with asyncio.TaskGroup() as tasks:
             members = [
-                tasks.create_task(self._rollout(rollout, attempts, recording, budget, (place, rollout.index)))
+                tasks.create_task(
+                    self._rollout(rollout, attempts, recording, budget, (rollout.step, place, rollout.index))
+                )
                 for rollout, attempts in zip(group, earlier, strict=True)
             ]
         return GroupResult(group, [member.result() for member in members], budget.used)

@@ -42,3 +42,11 @@ class GrpoConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`embedded`: our learner on this machine; `verl`: veRL, in veRL's environment."""
     verl: dict[str, JsonValue] = msgspec.field(default_factory=dict[str, JsonValue])
     """veRL's own options, as its configuration nests them; they win over ours and veRL checks them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trainer == "verl" and self.train.max_staleness:
+            raise ValueError(
+                "train.max_staleness is the embedded trainer's; with veRL, rollouts run ahead by veRL's own options "
+                "(docs/verl.md)"
+            )

@@ -1,6 +1,7 @@
 """The RL loop. Read `GrpoLoop.run`: it is the whole algorithm.
 
-Step `s` (from 1) collects groups with weights version `s - 1` and makes version `s`. Nothing counts until
+Step `s` (from 1) collects groups with weights version `s - 1` and makes version `s`; with `max_staleness` n, its
+rollouts start as soon as version `s - 1 - n` is served, beside the steps before it. Nothing counts until
 `record_step` commits: a kill before it loses at most one optimizer update, whose rollouts are finished attempts
 that the source hands out again; a kill after it finds the step recorded and goes on with the next.
 """
@@ -12,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -21,13 +23,14 @@ import msgspec
 from openforgerl.errors import ExactnessError, InputError, TrainingError
 from openforgerl.protocols import GroupSource, WeightControl
 from openforgerl.store import RunStore
+from openforgerl.training.ahead import StepsAhead
 from openforgerl.training.algorithms import group_advantages
 from openforgerl.training.checkpoints import discard_after, load_checkpoint, prune, save_checkpoint
 from openforgerl.training.learner import Learner
 from openforgerl.training.objectives import ClippedPolicy, StepMetrics
 from openforgerl.training.options import GrpoOptions
 from openforgerl.training.served import ServedProbe
-from openforgerl.trajectory import batch_totals
+from openforgerl.trajectory import batch_totals, mask_stale
 from openforgerl.types import Attempt, Rollout, Sample, Source, Task, Totals, Verdict
 
 P = ParamSpec("P")
@@ -68,12 +71,15 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Trainable tokens of degenerate groups: their advantage is 0."""
     totals: Totals
     """The account of every sampled token of the step's attempts: trained, masked or dropped, with reasons."""
+    rollouts_ahead: int = 0
+    """Rollouts that began under older weights than those this step started from."""
     staleness_max: int
     """Most versions by which a trained span's weights are older than those this step started from."""
     harnesses: dict[str, HarnessShare] = {}
     """By name."""
     updates: tuple[StepMetrics, ...]
     seconds_collecting: float
+    """Time in which nothing was trained because groups were waited for."""
     seconds_learning: float
 
 
@@ -115,28 +121,29 @@ class GrpoLoop:
         self.learner.planned_steps = self.options.steps * self.options.updates_per_step
         done, checkpoint = await self._resume()
         await self._publish(checkpoint, done)
-        for step in range(done + 1, self.options.steps + 1):
-            started = time.monotonic()
-            groups = await self._collect(step)
-            collected = time.monotonic()
-            comparison = compare(groups, self.options, step)
-            updates = await _finish_in_thread(self._learn, comparison)
-            checkpoint = await _finish_in_thread(self._save, step)
-            seconds = (collected - started, time.monotonic() - collected)
-            totals = await self._totals(groups, comparison, updates)
-            report = _report(step, groups, comparison, updates, self.options, seconds, totals)
-            await self.store.record_step(
-                self.stage,
-                step,
-                step,
-                str(checkpoint.relative_to(self.directory)),
-                msgspec.to_builtins(report),
-                [attempt.attempt_id for group in groups for _, attempt, _ in group],
-            )
-            await self._publish(checkpoint, step)
-            prune(checkpoint.parent, self.options.keep_checkpoints)
-            if on_step is not None:
-                on_step(report)
+        async with aclosing(StepsAhead(self._collect, self.options.max_staleness, self.options.steps)) as collecting:
+            for step in range(done + 1, self.options.steps + 1):
+                started = time.monotonic()
+                groups = await collecting.of(step)
+                collected = time.monotonic()
+                comparison = compare(groups, self.options, step)
+                updates = await _finish_in_thread(self._learn, comparison)
+                checkpoint = await _finish_in_thread(self._save, step)
+                seconds = (collected - started, time.monotonic() - collected)
+                totals = await self._totals(groups, comparison, updates)
+                report = _report(step, groups, comparison, updates, self.options, seconds, totals)
+                await self.store.record_step(
+                    self.stage,
+                    step,
+                    step,
+                    str(checkpoint.relative_to(self.directory)),
+                    msgspec.to_builtins(report),
+                    [attempt.attempt_id for group in groups for _, attempt, _ in group],
+                )
+                await self._publish(checkpoint, step)
+                prune(checkpoint.parent, self.options.keep_checkpoints)
+                if on_step is not None:
+                    on_step(report)
         return checkpoint
 
     async def _resume(self) -> tuple[int, Path]:
@@ -155,13 +162,20 @@ class GrpoLoop:
         return last.step, checkpoint
 
     async def _collect(self, step: int) -> list[Group]:
-        """Complete groups of this step, in an order that does not depend on which finished first."""
+        """Complete groups of this step, in an order that does not depend on which finished first.
+
+        None starts earlier than its staleness allows; what a source hands out that is staler nevertheless is masked.
+        """
         tasks = tasks_for_step(self.tasks, self.options.groups_per_step, self.options.seed, step)
         groups: list[Group] = []
         async for group in self.source.collect(
             tasks, group_size=self.options.group_size, weights_version=step - 1, step=step
         ):
-            groups.append(sorted(group, key=lambda member: member[0].index))
+            fresh = [
+                (rollout, attempt, mask_stale(samples, step - 1, self.options.max_staleness))
+                for rollout, attempt, samples in group
+            ]
+            groups.append(sorted(fresh, key=lambda member: member[0].index))
         if not groups:
             raise TrainingError(
                 f"step {step}: no group could be completed for {', '.join(task.name for task in tasks)}; "
@@ -297,6 +311,7 @@ def _report(
         tokens_masked=sum(sample.span_tokens - sample.trained_tokens for sample in samples),
         tokens_skipped=comparison.skipped_tokens,
         totals=totals,
+        rollouts_ahead=sum(attempt.weights_version < step - 1 for group in groups for _, attempt, _ in group),
         staleness_max=max(
             (
                 step - 1 - span.weights_version

@@ -129,11 +129,15 @@ class GrpoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     learner: LearnerOptions = LearnerOptions()
     steps: int = 37
-    """Optimizer steps: each collects fresh groups with the newest weights."""
+    """Optimizer steps: each collects fresh groups, with the newest weights unless `max_staleness` says otherwise."""
     groups_per_step: int = 4
     """Tasks per step, one group each."""
     group_size: int = 4
     """Rollouts per task. Advantages compare these with each other, so at least 2."""
+    max_staleness: int = 0
+    """Steps by which collecting may run ahead of training. 0 = a step's rollouts start when the weights that it starts
+    from are served. With n they start up to n weights versions earlier, while earlier steps are collected and trained;
+    no token that is trained on is older than that."""
     updates_per_step: int = 1
     """Optimizer updates per step; each takes its own share of the step's groups, so that no rollout is trained
     twice. Above 1, later updates are off-policy by up to that many updates, which the clipping bounds."""
@@ -161,6 +165,7 @@ class GrpoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("steps", "groups_per_step", "updates_per_step", "keep_checkpoints"):
             value: int = getattr(self, name)
             _check(value >= 1, name, "1 or more", value)
+        _check(self.max_staleness >= 0, "max_staleness", "0 or more", self.max_staleness)
         _check(self.group_size >= 2, "group_size", "2 or more (a group is compared with itself)", self.group_size)
         _check(
             self.updates_per_step <= self.groups_per_step,
