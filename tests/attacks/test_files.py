@@ -11,6 +11,7 @@ import pytest
 
 from openforgerl.errors import InputError, StageError
 from openforgerl.sandboxes.guards import Guards
+from openforgerl.types import Origin
 
 
 def found(top: Path) -> dict[str, str]:
@@ -44,6 +45,95 @@ async def test_names_that_are_no_text_can_be_recorded(cell, tmp_path):
     assert refused.value.kind == "too_large" and "deeper than" in refused.value.message
     assert "\\udcff" in refused.value.message  # the name, in a form that any record takes
     msgspec.json.encode(refused.value.failure())
+
+
+def contents(top: Path) -> set[bytes]:
+    return {path.read_bytes() for path in top.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_a_link_that_comes_and_goes_leads_nowhere(cell, tmp_path, guarded):
+    """What was looked at and what is opened must be the same thing."""
+    async with cell(Guards(plain_files=guarded)) as inside:
+        running = asyncio.create_task(inside.attack("swap_links.py", 4.0))
+        await asyncio.sleep(0.5)
+        seen: set[bytes] = set()
+        for number in range(40):
+            await inside.sandbox.export(["/workspace/out"], tmp_path / str(number), limit=1 << 20)
+            seen |= contents(tmp_path / str(number))
+        await inside.sandbox.kill_agent()
+        await running
+    assert seen == ({b"data"} if guarded else {b"data", b"secret"})
+
+
+async def test_links_into_proc_lead_nowhere(cell, tmp_path):
+    """For whoever follows them they are its own: its environment, its descriptors, its root."""
+    links = ["self/environ", "self/fd/0", "self/fd/3", "self/fd/4", "1/environ", "self/mem", "self/root", "self/cwd"]
+    script = "mkdir out; cd out; for one; do ln -s /proc/$one $(echo $one | tr / -); done"
+    async with cell() as inside:
+        assert (await inside.sandbox.exec(["sh", "-c", script, "sh", *links], env={}, timeout=5)).code == 0
+        await inside.sandbox.export(["/workspace/out"], tmp_path / "out", limit=1 << 20)
+        assert len(inside.sandbox.report["export_skipped"]) == len(links)
+        for one in links:
+            with pytest.raises(InputError):
+                await inside.sandbox.read("/workspace/out/" + one.replace("/", "-"), limit=100)
+        end = await inside.sandbox.exec(["true"], env={}, timeout=5)
+    assert end.code == 0 and found(tmp_path / "out/workspace/out") == {}
+
+
+async def test_a_file_of_nothing_costs_nothing(cell, tmp_path):
+    async with cell() as inside:
+        await inside.attack("sparse.py", 1 << 40)
+        async with asyncio.timeout(10):
+            with pytest.raises(StageError) as refused:
+                await inside.sandbox.export(["/workspace"], tmp_path / "out", limit=1 << 20)
+            with pytest.raises(InputError, match="larger than"):
+                await inside.sandbox.read("/workspace/sparse", limit=1000)
+        assert (refused.value.kind, refused.value.origin) == ("too_large", Origin.POLICY)
+        await inside.attack("sparse.py", 1 << 20)
+        await inside.sandbox.export(["/workspace"], tmp_path / "fits", limit=1 << 20)
+    assert (tmp_path / "fits/workspace/sparse").read_bytes() == bytes(1 << 20)
+
+
+async def test_no_name_becomes_another(cell, tmp_path):
+    """By case, by Unicode, by what is escaped: a verifier must see each file under its own name."""
+    async with cell() as inside:
+        assert (await inside.attack("odd_names.py")).code == 0
+        there = await inside.words("list_names.py", "/workspace/odd")
+        await inside.sandbox.export(["/workspace"], tmp_path / "out", limit=1 << 20)
+        assert inside.sandbox.report["export_skipped"] == []
+    names = [os.fsencode(name) for name in os.listdir(tmp_path / "out/workspace/odd")]
+    assert sorted(name.hex() for name in names) == [word.split("=")[0] for word in there] and len(there) == 19
+    async with cell() as fresh:
+        await fresh.sandbox.write_tree(tmp_path / "out/workspace", "/workspace")
+        assert await fresh.words("list_names.py", "/workspace/odd") == there
+
+
+async def test_a_path_that_no_program_could_name_is_the_policys(cell, tmp_path):
+    """The host cannot write it, and must not call that its own failure: the attempt would not be graded."""
+    async with cell() as inside:
+        assert (await inside.attack("long_path.py")).code == 0
+        with pytest.raises(StageError) as refused:
+            await inside.sandbox.export(["/workspace"], tmp_path / "out", limit=1 << 20)
+    assert (refused.value.kind, refused.value.origin) == ("too_large", Origin.POLICY)
+
+
+async def test_a_list_of_what_was_skipped_has_an_end(cell, tmp_path):
+    async with cell() as inside:
+        assert (await inside.attack("many_oddities.py")).code == 0
+        await inside.sandbox.export(["/workspace"], tmp_path / "out", limit=1 << 20)
+        report = inside.sandbox.report
+    assert 0 < len(report["export_skipped"]) <= 1000
+    assert len(report["export_skipped"]) + report["export_skipped_more"] == 2000
+    assert all(path.endswith(f"{number:04}") for number, (path, _) in enumerate(report["export_skipped"]))
+
+
+async def test_a_path_declared_within_another_comes_out_once(cell, tmp_path):
+    async with cell() as inside:
+        await inside.sandbox.write("/workspace/a/b", b"1")
+        paths = ["/workspace", "/workspace/a/b", "/workspace/a/", "/workspace"]
+        await inside.sandbox.export(paths, tmp_path / "out", limit=1)
+    assert found(tmp_path / "out/workspace") == {"a": "directory 755", "a/b": "file 644"}
 
 
 async def test_without_the_guard_links_lead_out_and_modes_stay(cell, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 
 import pytest
 
@@ -122,3 +123,35 @@ async def test_a_flood_of_output_is_cut_to_its_tail(cell):
         flood = "import sys\nfor i in range(3000000): sys.stdout.write('%09d\\n' % i)"
         end = await inside.sandbox.exec(["python3", "-c", flood], env={}, timeout=30, output_limit=20)
         assert end.stdout == b"002999998\n002999999\n"
+
+
+@pytest.mark.parametrize("leave", [True, False])
+async def test_a_storm_on_inits_pipes_holds_nobody_up(cell, leave):
+    async with cell(limits=SandboxLimits(processes=64)) as inside:
+        begun = time.monotonic()
+        storm = asyncio.create_task(inside.attack("pipe_storm.py", 30, *["leave"] * leave, timeout=3.0))
+        await asyncio.sleep(0.5)
+        assert (await inside.sandbox.exec(["true"], env={}, timeout=10)).code == 0
+        end = await storm
+        assert (end.code, end.timed_out) == ((7, False) if leave else (None, True))
+        assert time.monotonic() - begun < 15 and len(end.stdout) <= 65536 and len(end.stderr) <= 65536
+        await inside.sandbox.kill_agent()
+        assert alive(inside) == []
+
+
+async def test_a_stop_is_no_end(cell):
+    """A program that has itself traced by init, its parent, is reported to it when it stops."""
+    async with cell() as inside:
+        end = await inside.attack("traced.py", timeout=1.0)
+        assert (end.code, end.signal, end.timed_out) == (None, 9, True)
+        assert alive(inside) == []
+
+
+async def test_no_namespace_can_be_made(cell):
+    async with cell() as inside:
+        assert await inside.words("new_spaces.py") == []
+
+
+async def test_with_capabilities_and_all_calls_namespaces_can_be_made(cell):
+    async with cell(Guards(seccomp=False, no_capabilities=False)) as inside:
+        assert {"unshare:user", "clone:user", "clone3:user"} <= set(await inside.words("new_spaces.py"))

@@ -30,6 +30,11 @@ ATTACKS = {
     "fifo": "mkfifo /workspace/answer.txt",
     "hard link": "ln /etc/passwd /workspace/answer.txt; ln /usr/bin/env /workspace/answer.txt",
     "directory": "mkdir /workspace/answer.txt",
+    "long path": "cd /workspace; name=$(printf 'd%.0s' $(seq 200)); for i in $(seq 25); do mkdir $name; cd $name; done",
+    "many oddities": "cd /workspace; name=$(printf '\\376%.0s' $(seq 240)); for i in 1 2 3 4 5 6 7 8; do mkdir $name; "
+    "cd $name; done; for i in $(seq 1500); do echo $name$i; done | xargs -n 100 mkfifo",
+    "claimed name": "mkdir -p /workspace/tests /workspace/logs/verifier; echo 1 > /workspace/logs/verifier/reward.txt; "
+    "ln -s /workspace/logs /logs; ln -s /workspace/tests /tests; echo done > /workspace/ANSWER.TXT",
 }
 
 

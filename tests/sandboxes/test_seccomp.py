@@ -28,6 +28,8 @@ def run(program: bytes, number: int, arch: int = X86, args: tuple[int, ...] = ()
             at += true if register == value else false
         elif code == 0x35:
             at += true if register >= value else false
+        elif code == 0x45:
+            at += true if register & value else false
         else:
             assert code == 0x06
             return value
@@ -74,11 +76,22 @@ def test_memory_files_are_refused_where_nothing_counts_them(machine):
     assert run(seccomp.program(forbid_memory_files=True, machine=name), memfd, arch) == refused(errno.ENOSYS)
 
 
+@pytest.mark.parametrize(("arch", "name", "clone"), [(X86, "x86_64", 56), (ARM, "aarch64", 220)])
+def test_children_and_threads_but_no_namespaces(arch, name, clone):
+    program = seccomp.program(forbid_memory_files=False, machine=name)
+    thread, fork, vfork = 0x3D0F00, 0x1200011, 0x4111
+    for flags in (0, 17, thread, fork, vfork, 0x1FF & ~0x80):
+        assert run(program, clone, arch, (flags,)) == ALLOW
+    for kind in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+        assert run(program, clone, arch, (kind | 17,)) == refused(errno.EPERM)
+    assert run(program, 435, arch) == refused(errno.ENOSYS)  # what a kernel before 5.3 says
+
+
 def test_mounting_tracing_kernels_and_keys_are_refused_and_work_is_not():
     program = seccomp.program(forbid_memory_files=False, machine="x86_64")
     for number in (165, 166, 272, 308, 321, 298, 425, 250, 161, 304, 429):  # mount .. move_mount
         assert run(program, number) == refused(errno.EPERM)
-    for number in (0, 1, 9, 56, 57, 59, 61, 62, 101, 202, 257, 435):  # read .. clone3, ptrace among them
+    for number in (0, 1, 9, 56, 57, 58, 59, 61, 62, 101, 202, 257):  # read .. openat; clone, fork and ptrace among them
         assert run(program, number) == ALLOW
 
 

@@ -13,7 +13,7 @@ import struct
 
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
-_LOAD, _JUMP_EQ, _JUMP_GE, _RETURN = 0x20, 0x15, 0x35, 0x06
+_LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _OFFSET_NR, _OFFSET_ARCH, _OFFSET_ARGS = 0, 4, 16
 _X32_BIT = 0x40000000
 
@@ -25,17 +25,19 @@ _CALLS = """
     ioprio_set memfd_create memfd_secret shmget bpf perf_event_open userfaultfd io_uring_setup io_uring_enter
     io_uring_register add_key request_key keyctl kexec_load kexec_file_load init_module finit_module
     delete_module mount umount2 pivot_root unshare setns open_tree move_mount fsopen fsconfig fsmount fspick
-    mount_setattr swapon swapoff reboot chroot open_by_handle_at kcmp quotactl acct syslog vhangup
+    mount_setattr swapon swapoff reboot chroot open_by_handle_at kcmp quotactl acct syslog vhangup clone clone3
 """
 _NUMBERS = {
     # asm/unistd_64.h and asm-generic/unistd.h, in the order of _CALLS
     "x86_64": (
         "41 53 302 203 144 142 314 141 251 319 447 29 321 298 323 425 426 427 248 249 250 246 320 175 313 176 "
-        "165 166 155 272 308 428 429 430 431 432 433 442 167 168 169 161 304 312 179 163 103 153"
+        "165 166 155 272 308 428 429 430 431 432 433 442 167 168 169 161 304 312 179 163 103 153 "
+        "56 435"
     ),
     "aarch64": (
         "198 199 261 122 119 118 274 140 30 279 447 194 280 241 282 425 426 427 217 218 219 104 294 105 273 106 "
-        "40 39 41 97 268 428 429 430 431 432 433 442 224 225 142 51 265 272 60 89 116 58"
+        "40 39 41 97 268 428 429 430 431 432 433 442 224 225 142 51 265 272 60 89 116 58 "
+        "220 435"
     ),
 }
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -44,6 +46,10 @@ _MEMORY_FILES = ("memfd_create", "memfd_secret", "shmget")
 _FIRST_ARGUMENT_PID = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
 _WHICH_AND_WHO = {"setpriority": 0, "ioprio_set": 1}
 """Call → value of its first argument that means "one process"."""
+
+
+_NEW_NAMESPACES = 0x7E020000
+"""CLONE_NEW* of clone(2). In a user namespace of its own a program has every capability."""
 
 
 def supported(machine: str | None = None) -> bool:
@@ -67,7 +73,7 @@ def program(*, forbid_memory_files: bool, machine: str | None = None) -> bytes:
     ]
     if name == "x86_64":
         code += [(_JUMP_GE, 0, 1, _X32_BIT), _refuse(errno.ENOSYS)]
-    conditional = {"socket", "socketpair", *_FIRST_ARGUMENT_PID, *_WHICH_AND_WHO}
+    conditional = {"clone", "clone3", "socket", "socketpair", *_FIRST_ARGUMENT_PID, *_WHICH_AND_WHO}
     for call in _CALLS.split():
         if call in conditional or (call in _MEMORY_FILES and not forbid_memory_files):
             continue
@@ -76,6 +82,11 @@ def program(*, forbid_memory_files: bool, machine: str | None = None) -> bytes:
         allowed = [step for family in _FAMILIES for step in ((_JUMP_EQ, 0, 1, family), (_RETURN, 0, 0, _ALLOW))]
         code += _on(number[call], [_argument(0), *allowed, _refuse(errno.EAFNOSUPPORT)])
     init_only = [(_JUMP_EQ, 0, 1, 1), _refuse(errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
+    code += _on(
+        number["clone"],
+        [_argument(0), (_JUMP_SET, 0, 1, _NEW_NAMESPACES), _refuse(errno.EPERM), (_RETURN, 0, 0, _ALLOW)],
+    )
+    code += _on(number["clone3"], [_refuse(errno.ENOSYS)])  # its flags lie in memory; a C library takes clone then
     for call in _FIRST_ARGUMENT_PID:
         code += _on(number[call], [_argument(0), *init_only])
     for call, one_process in _WHICH_AND_WHO.items():

@@ -2,8 +2,11 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
+import signal
+import socket
 import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -42,8 +45,31 @@ try:
 except OSError:
     pass
 try:
-    os.setpriority(os.PRIO_PROCESS, 1, 5)
+    os.setpriority(os.PRIO_PROCESS, 1, 19)  # one may always be made less urgent
     worked.append("priority")
 except OSError:
     pass
+try:
+    pidfd = os.pidfd_open(1)
+    for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(pidfd, number)
+    if libc.syscall(438, pidfd, 3, 0) >= 0:  # pidfd_getfd
+        worked.append("getfd")
+except OSError:
+    pass
+buffer = ctypes.create_string_buffer(8)
+here, there = (ctypes.c_uint64 * 2)(ctypes.addressof(buffer), 8), (ctypes.c_uint64 * 2)(0x400000, 8)
+ctypes.set_errno(0)
+libc.process_vm_readv(1, here, 1, there, 1, 0)
+if ctypes.get_errno() != 1:  # EPERM; any other tells that it was tried
+    worked.append("vm")
+# The kernel itself sends these: to whom a descriptor says that its news should go.
+for number in (0, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCHLD):
+    one, other = socket.socketpair()
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(one, fcntl.F_SETOWN, 1)
+        fcntl.fcntl(one, 10, number)  # F_SETSIG
+        fcntl.fcntl(one, fcntl.F_SETFL, os.O_ASYNC)
+        other.send(b"x")
 print(" ".join(worked))

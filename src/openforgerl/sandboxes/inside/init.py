@@ -298,6 +298,8 @@ class Init:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):
+                continue  # a child that asked us to trace it has stopped, and may have no other end than its deadline
             job = self.jobs.pop(pid, None)
             if job is not None:
                 self.finish(job, status)
@@ -381,7 +383,11 @@ def own_status() -> dict[str, str]:
     """What the kernel says of init, which every program inherits."""
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         lines = [line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line]
-    return {name: " ".join(value.split()) for name, value in lines if name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Uid")}
+    return {
+        name: " ".join(value.split())
+        for name, value in lines
+        if name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Uid")
+    }
 
 
 def main() -> None:
