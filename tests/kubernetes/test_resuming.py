@@ -128,6 +128,16 @@ async def test_a_list_that_is_refused_ends_the_attempt_and_blocks_nobody(fake: F
     assert (uids(fake, CONFIG_MAPS), uids(fake, LEASES)) == (set(), set())
 
 
+async def test_an_api_server_that_is_away_is_no_empty_cluster(fake: FakeCluster, backend: Any) -> None:
+    async with backend() as sandboxes, sandboxes.create(SPEC, "t-r0-a1"), backend() as heir:
+        await fake.stop_serving()
+        asked = (heir.list("run-1"), heir.reap("run-1"), heir.reap_others("run-1", {"t-r0-a1"}))
+        said = await asyncio.gather(*asked, return_exceptions=True)
+        await fake._listen()
+        assert [type(one) for one in said] == [StoreError] * 3, said
+        assert len(await heir.list("run-1")) == 1
+
+
 async def test_who_gives_up_while_a_run_is_opened_leaves_no_task_behind(fake: FakeCluster, backend: Any) -> None:
     before = asyncio.all_tasks()
     async with backend() as sandboxes:
@@ -142,16 +152,17 @@ async def test_who_gives_up_while_a_run_is_opened_leaves_no_task_behind(fake: Fa
     assert (uids(fake, CONFIG_MAPS), uids(fake, LEASES)) == (set(), set())
 
 
+@pytest.mark.parametrize("image", ["coroutine:1", "system:1"])
 async def test_a_sandbox_whose_adoption_comes_late_is_let_in_at_once(
-    fake: FakeCluster, backend: Any, monkeypatch: pytest.MonkeyPatch
+    fake: FakeCluster, backend: Any, monkeypatch: pytest.MonkeyPatch, image: str
 ) -> None:
     """Its turn comes when a place is free, which may be long after strangers are sent away for good."""
-    async with backend(reconnect_timeout=3.0) as dead:
+    async with backend(reconnect_timeout=3.0, image=image) as dead:
         made = [dead.create(SPEC, f"t-r{number}-a1") for number in range(2)]
         refs = [(await one.__aenter__()).ref for one in made]
         await dead._gateway.close()
         monkeypatch.setattr(backend_module, "_SETTLE", 0.3)
-        async with backend(reconnect_timeout=3.0) as heir:
+        async with backend(reconnect_timeout=3.0, image=image) as heir:
             assert await heir.reap_others("run-1", {ref.attempt_id for ref in refs}) == 0
             for one in made:
                 (await _writer(one)).transport.abort()  # as the death of the first process does

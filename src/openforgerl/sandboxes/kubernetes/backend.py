@@ -166,8 +166,11 @@ class KubernetesSandboxes:
             await sandbox.close()
 
     async def list(self, run_id: str) -> Sequence[SandboxRef]:
-        """Every pod of the run, whoever made it."""
-        return [_ref(pod) for cluster in await self._reach() for pod in await _pods(cluster, run_id)]
+        """Every pod of the run, whoever made it. Raises StoreError when the API server does not say."""
+        try:
+            return [_ref(pod) for cluster in await self._reach() for pod in await _pods(cluster, run_id)]
+        except ClusterError as error:
+            raise StoreError(f"what is left of run {run_id} cannot be listed now: {error}") from error
 
     async def reap(self, run_id: str) -> int:
         """Delete every pod of the run, its ConfigMap and its Lease; how many pods there were.

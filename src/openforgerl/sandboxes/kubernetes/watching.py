@@ -113,7 +113,8 @@ class PodWatch:
                 pause = random.uniform(0.5, 1.0) * min(30.0, self._first_pause * 2**failures)
                 pause = max(0.0 if error.status == 410 and not failures else pause, error.retry_after or 0.0)
                 failures += 1
-                log.info("the watch of %s begins again in %.1f s: %s", self._labels, pause, error)
+                level = logging.INFO if error.passing or error.expired else logging.WARNING  # a right, say
+                log.log(level, "the watch of %s begins again in %.1f s: %s", self._labels, pause, error)
                 await asyncio.sleep(pause)
             version = ""
 
