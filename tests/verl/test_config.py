@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -52,16 +53,55 @@ def test_grpo_prints_the_command_and_verls_whole_config(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_recipe_is_taken_by_verl(tmp_path: Path) -> None:
+def resolved_recipe(name: str, run: Path, *settings: str) -> dict[str, Any]:
+    """veRL's config of a recipe, on tasks and a model that are at hand."""
     root = Path(__file__).parents[2]
-    words = ["grpo", str(root / "src/openforgerl/demo/tasks"), "-c", str(root / "recipes/claw.toml")]
-    words += ["--model", str(root / "src/openforgerl/demo/base"), "--trainer", "verl", "--run", str(tmp_path / "run")]
-    code, output = dry_run(*words)
+    words = ["grpo", str(root / "src/openforgerl/demo/tasks"), "-c", str(root / name), "--run", str(run)]
+    words += ["--model", str(root / "src/openforgerl/demo/base"), "--trainer", "verl"]
+    code, output = dry_run(*words, *(word for setting in settings for word in ("-s", setting)))
     assert code == 0, output
-    resolved = yaml.safe_load(output.partition("\n")[2])
+    return yaml.safe_load(output.partition("\n")[2])
+
+
+def test_the_recipe_is_taken_by_verl(tmp_path: Path) -> None:
+    resolved = resolved_recipe("recipes/claw.toml", tmp_path / "run")
     actor, rollout = resolved["actor_rollout_ref"]["actor"], resolved["actor_rollout_ref"]["rollout"]
     assert (resolved["data"]["train_batch_size"], rollout["n"], rollout["name"]) == (8, 8, "vllm")
     assert (actor["optim"]["lr"], actor["use_kl_loss"], actor["kl_loss_coef"]) == (1e-6, True, 0.001)
+
+
+def test_the_gui_recipes_are_taken_by_verl(tmp_path: Path) -> None:
+    desktop = resolved_recipe("recipes/gui.toml", tmp_path / "desktop")
+    browser = resolved_recipe("recipes/gui-browser.toml", tmp_path / "browser")
+    for resolved, batch, group, entropy in ((desktop, 8, 8, 0), (browser, 8, 5, 0.001)):
+        actor, rollout = resolved["actor_rollout_ref"]["actor"], resolved["actor_rollout_ref"]["rollout"]
+        assert (resolved["data"]["train_batch_size"], rollout["n"], actor["entropy_coeff"]) == (batch, group, entropy)
+        assert (actor["optim"]["lr"], actor["use_kl_loss"], actor["freeze_vision_tower"]) == (1e-6, False, True)
+
+
+def test_the_clusters_config_is_taken_by_verl(tmp_path: Path) -> None:
+    resolved = resolved_recipe("deploy/ray/training/train.toml", tmp_path / "run")
+    assert (resolved["trainer"]["nnodes"], resolved["trainer"]["n_gpus_per_node"]) == (1, 8)
+    assert "hf_model" in resolved["actor_rollout_ref"]["actor"]["checkpoint"]["save_contents"]
+
+
+def test_lora_is_said_in_verls_words_and_its_own_words_win(tmp_path: Path) -> None:
+    ours = (
+        "train.learner.lora.rank=8",
+        "train.learner.lora.alpha=16",
+        'train.learner.lora.targets=["q_proj","v_proj"]',
+    )
+    model = resolved_recipe("recipes/claw.toml", tmp_path / "a", *ours)["actor_rollout_ref"]["model"]
+    assert (model["lora_rank"], model["lora_alpha"], model["target_modules"]) == (8, 16, ["q_proj", "v_proj"])
+    assert model["lora"]["merge"] is True
+    # Without merge veRL asks vLLM which ranks it takes, and vLLM is not here.
+    theirs = tuple(
+        f"verl.actor_rollout_ref.model.{word}" for word in ("lora_rank=32", "lora_alpha=64", "lora.merge=true")
+    )
+    model = resolved_recipe("recipes/claw.toml", tmp_path / "b", *theirs)["actor_rollout_ref"]["model"]
+    assert (model["lora_rank"], model["lora_alpha"], model["target_modules"]) == (32, 64, "all-linear")
+    model = resolved_recipe("recipes/claw.toml", tmp_path / "c", *ours, *theirs)["actor_rollout_ref"]["model"]
+    assert (model["lora_rank"], model["target_modules"]) == (32, ["q_proj", "v_proj"])
 
 
 @pytest.mark.parametrize(
@@ -82,6 +122,7 @@ def test_sft_prints_its_config(tmp_path: Path) -> None:
     write_setting(tmp_path, steps=4, tasks=("verl/task-0",))
     (tmp_path / "run").mkdir()
     words = ["-s", "sft.learner.optimizer.kind=adamw", "-s", "sft.learner.optimizer.lr=1e-4"]
+    words += ["-s", "sft.learner.lora.rank=4"]
     model = str(tmp_path / "model")
     code, output = dry_run(
         "sft", str(tmp_path / "run"), "--model", model, "--out", str(tmp_path / "out"), "--trainer", "verl", *words
@@ -89,5 +130,6 @@ def test_sft_prints_its_config(tmp_path: Path) -> None:
     assert code == 0, output
     resolved = yaml.safe_load(output.partition("\n")[2])
     assert resolved["optim"]["lr"] == 1e-4
+    assert (resolved["model"]["lora_rank"], resolved["model"]["lora_alpha"]) == (4, 32)
     assert resolved["data"]["custom_cls"]["name"] == "ExactRows"
     assert not (tmp_path / "out").exists()

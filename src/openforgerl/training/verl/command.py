@@ -15,7 +15,7 @@ from typing import Any
 
 from openforgerl.errors import ConfigError
 from openforgerl.training.configs import GrpoConfig, SftConfig
-from openforgerl.training.options import GrpoOptions, LearnerOptions
+from openforgerl.training.options import GrpoOptions, LearnerOptions, LoraOptions
 from openforgerl.training.verl.runs import CHECKPOINTS, METRICS
 from openforgerl.types import JsonValue
 
@@ -82,7 +82,9 @@ def grpo_overrides(config: GrpoConfig, folder: Path, *, tasks: int) -> Overrides
         # A group that could not be completed is replaced by another task's, never trained with what there is of it.
         "trainer.v1.sampler.sync_refill_failed_groups": True,
     }
-    return _merged(ours | _policy_loss(options) | _rows(options.learner, context), config.verl)
+    ours |= _policy_loss(options) | _rows(options.learner, context)
+    ours |= _adapter(options.learner.lora, "actor_rollout_ref.model")
+    return _merged(ours, config.verl)
 
 
 def sft_overrides(config: SftConfig, data: Path, out: Path, model: Path) -> Overrides:
@@ -120,7 +122,7 @@ def sft_overrides(config: SftConfig, data: Path, out: Path, model: Path) -> Over
         "trainer.experiment_name": out.name,
         "trainer.resume_mode": "auto",
     }
-    return _merged(ours, config.verl, cpu=_SFT_CPU)
+    return _merged(ours | _adapter(options.learner.lora, "model"), config.verl, cpu=_SFT_CPU)
 
 
 def arguments(overrides: Overrides) -> list[str]:
@@ -174,6 +176,20 @@ def _rows(learner: LearnerOptions, context: int) -> Overrides:
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": most,
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": most,
+    }
+
+
+def _adapter(lora: LoraOptions | None, model: str) -> Overrides:
+    """Servers get the sum of base and adapter, as with our own trainer: the record knows one set of weights."""
+    if lora is None:
+        return {}
+    if not float(lora.alpha).is_integer():
+        raise ConfigError(f"learner.lora.alpha: veRL takes whole numbers, not {lora.alpha}")
+    return {
+        f"{model}.lora_rank": lora.rank,
+        f"{model}.lora_alpha": int(lora.alpha),
+        f"{model}.target_modules": list(lora.targets) or "all-linear",
+        f"{model}.lora.merge": True,
     }
 
 
