@@ -55,6 +55,19 @@ class EvalConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
         _check_attempts(self.attempts)
 
 
+class AnyConfig(RoomsConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Any verb's config file, for a verb that looks at its rooms alone. What other verbs add is not read."""
+
+    run: Any = None
+    attempts: Any = None
+    trainer: Any = None
+    verl: Any = None
+    demo: Any = None
+    sft: Any = None
+    train: Any = None
+    validation_share: Any = None
+
+
 def _check_attempts(attempts: int) -> None:
     if attempts < 1:
         raise ValueError(f"attempts must be 1 or more; got {attempts}")

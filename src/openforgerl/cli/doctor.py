@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from openforgerl import plugins
-from openforgerl.cli.configs import Chosen, config_options, resolve, tokenizer_directory
+from openforgerl.cli.configs import AnyConfig, Chosen, config_options, resolve, tokenizer_directory
 from openforgerl.cli.interruption import run_until_interrupted
 from openforgerl.cli.models import chosen_words, open_renderer
 from openforgerl.config import RoomsConfig
@@ -46,7 +46,7 @@ def doctor(kubernetes: bool, model: Path | None, chosen: Chosen) -> None:
 
     With a model, also who writes its prompts, which form its answers have, and how to choose others.
     """
-    config = resolve(RoomsConfig, chosen)
+    config = resolve(AnyConfig, chosen)
     if config is None:
         return
     if kubernetes:
