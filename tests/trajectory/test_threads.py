@@ -246,6 +246,23 @@ def test_a_system_prompt_that_changes_with_every_request_is_the_same_conversatio
     assert session.ask(*told, tools=()).role is ThreadRole.UNATTRIBUTED
 
 
+def test_a_first_message_that_changes_with_every_request_is_the_same_conversation() -> None:
+    session = Recorder()
+    session.record(system(), user("now 10:01\ndo it"), answer=said("a"))
+    second = session.record(system(), user("now 10:02\ndo it"), said("a"), result(), answer=said("b"))
+    assert (second.thread, second.role, second.parent_call_id) == ("main", ThreadRole.MAIN, None)
+    assert second.role_evidence == "continues c0 under another first message"
+    third = (said("a"), result(), said("b"), result())
+    assert session.ask(system("count 3"), user("now 10:03\ndo it"), *third).thread == "main"  # both at once
+    # Not by the lines alone, nor by the answers alone, nor with other tools.
+    assert session.ask(system(), user("now 10:04\ndo it")).role is ThreadRole.UNATTRIBUTED
+    assert session.ask(system(), user("now 10:04\ndo it"), said("x"), result()).role is ThreadRole.UNATTRIBUTED
+    assert session.ask(system(), user("now 10:04\ndo that"), *third).role is ThreadRole.UNATTRIBUTED
+    assert session.ask(system(), user("now 10:04\ndo it"), *third, tools=()).role is ThreadRole.UNATTRIBUTED
+    edited = session.ask(system(), user("now 10:04\ndo it"), said("a"), user("?"), said("b"))
+    assert edited.evidence == "continues c0 under another first message"
+
+
 def test_unannounced_children_with_the_main_system_prompt_stay_apart() -> None:
     session = Recorder()
     session.record(*START, answer=said("a"))

@@ -256,8 +256,8 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
 
     Yes when it begins like it, up to and including the first user message, under the same tools or with
     a sampled answer in that beginning; when it holds all of it, a sampled answer last, under the same tools but
-    another system prompt (a date or counter in it); when it quotes its first user message by the harness's own sign;
-    or when it carries the answer of a compaction of this session.
+    another system prompt or first user message (a date or counter in it); when it quotes its first user message
+    by the harness's own sign; or when it carries the answer of a compaction of this session.
     """
     best: tuple[int, ModelCall] | None = None
     # A request without an agent header is not a sub-agent's, and side requests are never rewritten, only repeated.
@@ -280,9 +280,10 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
     if best is not None:
         common, call = best
         return call.thread, call.role, f"rewrites {call.call_id} after {common} messages"
-    elsewhere = _under_another_system(candidates, conversation)
+    elsewhere = _under_another_opening(candidates, conversation)
     if elsewhere is not None:
-        return elsewhere.thread, elsewhere.role, f"continues {elsewhere.call_id} under another system prompt"
+        call, what = elsewhere
+        return call.thread, call.role, f"continues {call.call_id} under another {what}"
     for call in reversed(candidates):
         if quotes(conversation, call.conversation) and _same_start(call.conversation, conversation):
             return call.thread, call.role, f"asks {call.call_id} anew"
@@ -296,23 +297,38 @@ def _rewritten(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[
     return None
 
 
-def _under_another_system(calls: Sequence[ModelCall], conversation: Conversation) -> ModelCall | None:
-    """The call whose messages and answer cover most of this history, the system prompts left out on both sides.
+def _under_another_opening(calls: Sequence[ModelCall], conversation: Conversation) -> tuple[ModelCall, str] | None:
+    """The call whose messages and answer cover most of this history, the system prompts left out on both sides, and
+    of the first user message all but the lines that changed; and which of the two changed.
 
     Only an answer that we gave proves that it is the same conversation; without one any client that knows the task
     could say so.
     """
-    ours = [digest_outline(message) for message in _without_system(conversation.messages)]
+    messages = _without_system(conversation.messages)
+    ours = [digest_outline(message) for message in messages]
     for call in sorted(calls, key=lambda call: (len(call.conversation.messages), call.index), reverse=True):
         theirs = _without_system(call.conversation.messages)
         length = len(theirs) + 1
-        if call.answer is None or length > len(ours) or digest_outline(call.answer) != ours[length - 1]:
+        if not theirs or call.answer is None or length > len(ours) or digest_outline(call.answer) != ours[length - 1]:
             continue
         if not same_tools(call.conversation.tools, conversation.tools):
             continue
-        if [digest_outline(message) for message in theirs] == ours[: length - 1]:
-            return call
+        first, *rest = [digest_outline(message) for message in theirs]
+        if rest != ours[1 : length - 1]:
+            continue
+        if first == ours[0]:
+            return call, "system prompt"
+        if _share_a_line(theirs[0], messages[0]):
+            return call, "first message"
     return None
+
+
+def _share_a_line(left: Message, right: Message) -> bool:
+    """Do two user messages have a line in common that says something?"""
+    if left.role is not Role.USER or right.role is not Role.USER:
+        return False
+    lines = [{line.strip() for line in message.text.splitlines()} - {""} for message in (left, right)]
+    return not lines[0].isdisjoint(lines[1])
 
 
 def _without_system(messages: Sequence[Message]) -> Sequence[Message]:
