@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from openforgerl.sandboxes import SandboxOptions
+from openforgerl.sandboxes.kubernetes import names
 from openforgerl.sandboxes.kubernetes.backend import KubernetesSandboxes
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
 from openforgerl.store import Database, RunStore
@@ -139,6 +140,25 @@ async def test_reap_a_run_folder(fake: FakeCluster, command: Command, tmp_path: 
         assert await command("reap", folder) == (0, f"{folder}: 1 sandboxes destroyed\n")
         assert fake.objects.list(PODS) == []
         assert await command("reap", "--expired") == (0, "no run has anything in namespace rollouts\n")
+
+
+async def test_reap_looks_through_every_namespace(fake: FakeCluster, command: Command) -> None:
+    """Of two runs whose owners are dead each has pods in one of the namespaces."""
+    fake.registry.create(NAMESPACES, "", {"metadata": {"name": "more"}, "status": {"phase": "Active"}})
+    for namespace in ("rollouts", "more"):
+        labels = names.pod_labels(f"run-{namespace}", "t-r0-a1", network=False)
+        metadata = {"name": "p", "labels": labels, "annotations": {names.RUN_NOTE: f"run-{namespace}"}}
+        spec = {"containers": [{"name": "c", "image": "coroutine:1"}], "restartPolicy": "Never"}
+        fake.registry.create(PODS, namespace, {"metadata": metadata, "spec": spec | {"nodeSelector": {"no": "where"}}})
+    words = ("reap", "--expired", *SETTINGS)
+    code, out = await command(*words, "--list")
+    assert (code, out) == (0, "run-rollouts: 1 pods, owner dead\n")
+    code, out = await command(*words, "-s", 'sandbox.kubernetes.more_namespaces=["more"]')
+    assert (code, out.splitlines()) == (
+        0,
+        ["run-rollouts: 1 pods destroyed in namespace rollouts", "run-more: 1 pods destroyed in namespace more"],
+    )
+    assert fake.objects.list(PODS) == []
 
 
 async def test_a_run_that_is_being_worked_on_is_not_reaped(fake: FakeCluster, command: Command, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from openforgerl.store import RunStore
 
 @click.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--expired", is_flag=True, help="Kubernetes: every run in the namespace whose owner is dead (its Lease).")
+@click.option("--expired", is_flag=True, help="Kubernetes: every run of its namespaces with a dead owner (its Lease).")
 @click.option("--list", "only_list", is_flag=True, help="Say what is there, and destroy nothing.")
 @config_options
 def reap(runs: tuple[Path, ...], expired: bool, only_list: bool, chosen: Chosen) -> None:
