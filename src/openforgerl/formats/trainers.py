@@ -23,7 +23,7 @@ from openforgerl.formats.records import (
     trained_mask,
 )
 from openforgerl.formats.torch_archive import save_plain
-from openforgerl.types import FinishReason, Sample
+from openforgerl.types import FinishReason, Sample, Verdict
 
 OWN = "openforgerl"
 """The key under which slime's metadata and OpenRLHF's rows carry the rest of a sample; both ignore it."""
@@ -147,6 +147,21 @@ class SlimeSamples:
         self._partial.remove()
 
 
+def openrlhf_form(sample: Sample, *, prompt: str, label: str, verdict: Verdict, truncated: bool) -> dict[str, Any]:
+    """A sample as what an agent executor of OpenRLHF's returns: one episode."""
+    return {
+        "prompt": prompt,
+        "label": label,
+        "observation_tokens": list(sample.ids),
+        "action_ranges": [(span.start, span.stop) for span in sample.spans if span.state == "trained"],
+        "rollout_log_probs": row_logprobs(sample),
+        "reward": verdict.reward,
+        "scores": float(verdict.passed),
+        "truncated": truncated,
+        "extra_logs": {},
+    }
+
+
 class OpenRlhfSamples:
     """Writes `openrlhf`: one agent executor's result a line. OpenRLHF has no loader of its own: docs/exports.md."""
 
@@ -164,19 +179,14 @@ class OpenRlhfSamples:
             if not sample.trained_tokens:
                 self._tally.lost("rows without a trained token")
                 continue
-            line = {
-                "prompt": self._decode(sample.ids[: _response_start(sample)]) if self._decode else "",
-                "label": record.rollout.task,
-                "observation_tokens": sample.ids,
-                "action_ranges": [(span.start, span.stop) for span in sample.spans if span.state == "trained"],
-                "rollout_log_probs": row_logprobs(sample),
-                "reward": record.verdict.reward,
-                "scores": float(record.verdict.passed),
-                "truncated": _cut_by_length(sample, record),
-                "extra_logs": {},
-                OWN: _rest(sample),
-            }
-            self._file.write(msgspec.json.encode(line))
+            form = openrlhf_form(
+                sample,
+                prompt=self._decode(sample.ids[: _response_start(sample)]) if self._decode else "",
+                label=record.rollout.task,
+                verdict=record.verdict,
+                truncated=_cut_by_length(sample, record),
+            )
+            self._file.write(msgspec.json.encode(form | {OWN: _rest(sample)}))
             self._tally.row(sample)
             if self._decode is None:
                 self._tally.lost("texts of prompts (no tokenizer given)")

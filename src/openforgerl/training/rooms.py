@@ -87,9 +87,13 @@ class RoomsThread:
 
         asyncio.run_coroutine_threadsafe(self._kept(work), self._loop).add_done_callback(ended)
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin `work` on the rooms' loop; cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, run on the rooms' loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self.begin(work).result()
 
     def close(self) -> None:
         """Cancel what is in flight, close the rooms and wait for it. Idempotent."""
