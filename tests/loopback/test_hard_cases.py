@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from openforgerl.proxy.samples import session_samples
 from openforgerl.rendering import ChatRenderer
-from openforgerl.types import ModelCall, SampleSet, ThreadRole
+from openforgerl.types import CallStatus, Chunk, ModelCall, Prompt, SampleSet, Sampling, ThreadRole
 
-from .house import TOOLS, House, ask, house, scripted
+from .house import TOOLS, GatedEngine, House, ask, house, scripted
 from .speakers import SPEAKERS, Speaker, Talker
 
 EVERY = pytest.mark.parametrize("speaker", SPEAKERS, ids=lambda speaker: speaker.name)
@@ -172,3 +175,40 @@ async def test_tools_are_part_of_what_tells_conversations_apart(tmp_path: Path, 
     for call in calls:
         if call.parent_call_id is not None:
             assert by_id[call.parent_call_id].thread == call.thread
+
+
+# -- A30
+
+
+class Odd(GatedEngine):
+    """Gives log-probs that are no probabilities."""
+
+    def __init__(self, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
+        super().__init__(ids, free=True)
+        self.logprobs = logprobs
+
+    async def generate(self, prompt: Prompt, sampling: Sampling, **rest: Any) -> AsyncIterator[Chunk]:
+        at = 0
+        async for chunk in super().generate(prompt, sampling, **rest):
+            yield msgspec.structs.replace(chunk, logprobs=(self.logprobs[at % len(self.logprobs)],))
+            at += 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("everywhere", [True, False])
+async def test_log_probs_that_are_no_numbers_are_refused_where_they_come_in(
+    tmp_path: Path, renderer: ChatRenderer, value: float, everywhere: bool
+) -> None:
+    """From the first token on or in one of many: the engine's failure, not an answer to learn from."""
+    ids = renderer.encode("Well, well, well.<|im_end|>")
+    engine = Odd(ids, (value,) if everywhere else (*([-0.5] * (len(ids) - 2)), value, -0.5))
+    async with house(tmp_path, renderer, engine) as home:
+        client = await home.client()
+        reply = await client.post(ask())
+        calls, made = await home.calls(), await samples(home)
+    assert len(calls) == 1
+    assert made.totals.trained == 0
+    assert made.totals.sampled == sum(made.totals.masked.values()) + sum(made.totals.dropped.values())
+    assert reply.status == 500 and "must be finite" in str(calls[0].error)
+    assert calls[0].status is CallStatus.ERROR and all(map(math.isfinite, calls[0].logprobs or ()))
+    assert made.samples == ()
