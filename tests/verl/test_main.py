@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -32,11 +34,22 @@ assert [ray.get(actor.node.remote()) for actor in actors] == [(here, "a"), (here
 assert ray.get(ray.get_actor("named").node.remote()) == (here, "b")
 taken = [ray.remote(Where).options(num_cpus=1).remote("free") for _ in range(4)]
 assert any(ray.get(actor.node.remote())[0] != here for actor in taken), "the other machine is not used at all"
+ray.shutdown()
+cluster.shutdown()
 print("beside")
 """
 
 
 def test_the_task_runner_is_started_where_the_command_is() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    # A place of its own (and a short one: sockets lie in it), because whatever starts Ray later joins a cluster that
+    # the common place names.
+    with tempfile.TemporaryDirectory(prefix="ray-") as place:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env=os.environ | {"RAY_TMPDIR": place},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("beside\n")
