@@ -47,9 +47,9 @@ class Kubectl:
             "leases": "/apis/coordination.k8s.io/v1",
             "networkpolicies": "/apis/networking.k8s.io/v1",
             "jobs": "/apis/batch/v1",
-            "sandboxclaims": "/apis/extensions.agents.x-k8s.io/v1alpha1",
-            "sandboxtemplates": "/apis/extensions.agents.x-k8s.io/v1alpha1",
-            "sandboxwarmpools": "/apis/extensions.agents.x-k8s.io/v1alpha1",
+            "sandboxclaims": "/apis/extensions.agents.x-k8s.io/v1beta1",
+            "sandboxtemplates": "/apis/extensions.agents.x-k8s.io/v1beta1",
+            "sandboxwarmpools": "/apis/extensions.agents.x-k8s.io/v1beta1",
         }
         where = "" if plural in ("nodes", "namespaces") else f"/namespaces/{self.namespace}"
         return f"{roots.get(plural, '/api/v1')}{where}/{plural}" + (f"/{name}" if name else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from openforgerl.config import load_config
 from openforgerl.config.schema import RoomsConfig
 from openforgerl.errors import ConfigError, InputError
+from openforgerl.orchestrator.assembly import open_harnesses, sandbox_spec
 from openforgerl.sandboxes.container_engine import Engine, find_engine
 from openforgerl.sandboxes.container_options import ContainerOptions
 from openforgerl.sandboxes.images import (
@@ -21,6 +23,11 @@ from openforgerl.sandboxes.images import (
     present,
     task_reference,
 )
+from openforgerl.sandboxes.kubernetes.claims import fingerprint
+from openforgerl.sandboxes.kubernetes.claims import warm_pool as pool_of
+from openforgerl.sandboxes.kubernetes.manifests import Boarding, init_bundle
+from openforgerl.sandboxes.kubernetes.manifests import check as check_pod
+from openforgerl.sandboxes.kubernetes.manifests import pod as pod_manifest
 from openforgerl.sandboxes.kubernetes.manifests import prepull as daemon_set
 from openforgerl.tasks import needs_image, read_tasks
 from openforgerl.types import Task
@@ -105,6 +112,38 @@ def prepull(references: tuple[str, ...], config: Path | None, settings: tuple[st
     if not chosen:
         raise ConfigError("name images, or set sandbox.kubernetes.image")
     click.echo(msgspec.json.format(msgspec.json.encode(daemon_set(chosen, options))).decode())
+
+
+@images.command("warm-pool")
+@click.argument("tasks", type=click.Path(path_type=Path, exists=True))
+@click.option("--replicas", type=click.IntRange(1), default=10, show_default=True, help="Pods that are kept ready.")
+@_config
+@_settings
+def warm_pool(tasks: Path, replicas: int, config: Path | None, settings: tuple[str, ...]) -> None:
+    """Print an agent-sandbox pool for runs of TASKS with this config, named sandbox.kubernetes.warm_pool.
+
+    `| kubectl apply -n NAMESPACE -f -`. Its pods hold what all attempts have in common; print it anew after an upgrade.
+    """
+    chosen = load_config(RoomsConfig, config, ("backend=kubernetes", *settings))
+    options = chosen.sandbox.kubernetes
+    if not options.warm_pool:
+        raise ConfigError("set sandbox.kubernetes.warm_pool to the name that the pool is to have")
+    boarding = Boarding(attempt_id="warm-a0", nonce="0", arguments=(), env={}, init_map="init")
+    owner = {"metadata": {"name": "none", "uid": "none"}}
+    found: dict[str, dict[str, Any]] = {}
+    for harness in open_harnesses(chosen).values():
+        for task in read_tasks(tasks):
+            spec = sandbox_spec(task, options.warm_pool, chosen, ("192.0.2.1", 8080))
+            spec = msgspec.structs.replace(spec, layers=(*spec.layers, *harness.layers()))
+            check_pod(spec, options)
+            manifest = pod_manifest(spec, options, boarding, owner)
+            found.setdefault(fingerprint(manifest), manifest)
+    if len(found) != 1:
+        raise InputError(f"{tasks} needs {len(found)} kinds of pods, and a pool has one: split the tasks by image")
+    (manifest,) = found.values()
+    objects = pool_of(manifest, init_bundle(), options.warm_pool, replicas)
+    whole = {"apiVersion": "v1", "kind": "List", "items": objects}
+    click.echo(msgspec.json.format(msgspec.json.encode(whole)).decode())
 
 
 async def _pushed(engine: Engine, reference: str, registry: str) -> str:

@@ -219,7 +219,7 @@ async def open_house(
         def spec(task: Task) -> SandboxSpec:
             # A pure function of the task; reading its Dockerfile again for every attempt would be waste.
             if task.name not in specs:
-                specs[task.name] = _spec(task, folder.run_id, config, endpoint)
+                specs[task.name] = sandbox_spec(task, folder.run_id, config, endpoint)
             return specs[task.name]
 
         carry = folder.path / CARRY
@@ -290,7 +290,8 @@ def open_harness(options: HarnessOptions) -> Harness:
     return opened
 
 
-def _spec(task: Task, run_id: str, config: RoomsConfig, endpoint: tuple[str, int] | str) -> SandboxSpec:
+def sandbox_spec(task: Task, run_id: str, config: RoomsConfig, endpoint: tuple[str, int] | str) -> SandboxSpec:
+    """What a task's sandbox is made of, but for the harness's layers."""
     environment, image = environment_of(task, config)
     limits = config.limits
     if task.environment.memory_mb is not None:

@@ -22,6 +22,7 @@ from openforgerl.sandboxes.credentials import Credentials
 from openforgerl.sandboxes.guards import Guards
 from openforgerl.sandboxes.kubernetes import classification, manifests, names
 from openforgerl.sandboxes.kubernetes.access import find_access
+from openforgerl.sandboxes.kubernetes.claims import ClaimingCluster
 from openforgerl.sandboxes.kubernetes.cluster import POD, Cluster, ClusterError, Object, selector
 from openforgerl.sandboxes.kubernetes.gateway import PATH, Gateway, Stream
 from openforgerl.sandboxes.kubernetes.holding import free_lease
@@ -232,7 +233,8 @@ class KubernetesSandboxes:
                 raise ConfigError(
                     f"sandbox.kubernetes.more_namespaces names {first.namespace}, which is the default namespace"
                 )
-            self._clusters = (first, *map(first.beside, options.more_namespaces))
+            more = map(first.beside, options.more_namespaces)
+            self._clusters = (ClaimingCluster(first, options.warm_pool) if options.warm_pool else first, *more)
         return self._clusters
 
     async def _open(self) -> Cluster:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from openforgerl.errors import InputError, OpenForgeError
+from openforgerl.errors import ConfigError, InputError, OpenForgeError
 from openforgerl.sandboxes.kubernetes import manifests, names
 from openforgerl.sandboxes.kubernetes.access import find_access
 from openforgerl.sandboxes.kubernetes.backend import KubernetesSandboxes
+from openforgerl.sandboxes.kubernetes.claims import CLAIM, CLAIM_VERBS, ClaimingCluster
 from openforgerl.sandboxes.kubernetes.cluster import (
     CONFIG_MAP,
     LEASE,
@@ -75,6 +76,10 @@ async def _asked(first: Cluster, options: SandboxOptions) -> AsyncGenerator[Chec
             async for check in checks:
                 whole = whole and (check.ok or not check.required)
                 yield check
+    if options.kubernetes.warm_pool:
+        check = await _warm_pool(first, options.kubernetes.warm_pool)
+        whole = whole and check.ok
+        yield check
     if whole:
         yield await _sandbox(options)
 
@@ -129,6 +134,19 @@ async def _pod(cluster: Cluster, options: SandboxOptions) -> Check:
             fix = "a run would wait for room; raise the quota, or lower limits.memory_mb and cpu_request"
         return Check(check="sandbox pod", ok=False, detail=str(error), fix=fix)
     return Check(check="sandbox pod", ok=True, detail=f"would be made, image {chosen.image}")
+
+
+async def _warm_pool(cluster: Cluster, name: str) -> Check:
+    """Whether the pool is there, leaves the network to our policies, and may be claimed from."""
+    try:
+        await ClaimingCluster(cluster, name).fitting()
+        lacking = [verb for verb in CLAIM_VERBS if not await cluster.may(verb, CLAIM)]
+    except (ConfigError, ClusterError) as error:
+        return Check(check="warm pool", ok=False, detail=name, fix=str(error))
+    if lacking:
+        fix = "apply deploy/kubernetes/warm-pool, or have these verbs granted"
+        return Check(check="warm pool", ok=False, detail=f"may not {', '.join(lacking)} {CLAIM.plural}", fix=fix)
+    return Check(check="warm pool", ok=True, detail=f"{name} can be claimed from")
 
 
 async def _quota(cluster: Cluster) -> Check:

@@ -31,6 +31,9 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Context of the kubeconfig; empty = its current one."""
     namespace: str = ""
     """Where pods are made; empty = the context's, or the orchestrator's own inside the cluster."""
+    warm_pool: str = ""
+    """Name of an agent-sandbox `SandboxWarmPool` in the namespace, whose pods attempts claim where they fit. Others,
+    verifiers' among them, are made as ever. `openforgerl images warm-pool` prints a pool."""
     more_namespaces: tuple[str, ...] = ()
     """Further namespaces, each with a quota of its own: a pod that one refuses for its quota is asked for in the next.
     Each needs the same rights, policies and secrets (`deploy/kubernetes/more`)."""

@@ -33,6 +33,7 @@ from openforgerl.testing.fake_kubernetes.nodes import Nodes, NodeSpec
 from openforgerl.testing.fake_kubernetes.objects import Key, Objects
 from openforgerl.testing.fake_kubernetes.registry import Registry
 from openforgerl.testing.fake_kubernetes.scenarios import Scenarios
+from openforgerl.testing.fake_kubernetes.warmpools import WarmPools
 from openforgerl.testing.fake_kubernetes.watching import Watching
 
 
@@ -86,6 +87,7 @@ class FakeCluster:
         self.registry = Registry(self.objects, clock)
         self._collector = Collector(self.objects, self.registry, clock, timings, self._spawn)
         self._jobs = Jobs(self.registry, clock, timings, self._spawn)
+        self._warm_pools = WarmPools(self.registry, clock, timings, self._spawn)
         self.nodes = Nodes(self.registry, clock, timings, self._spawn)
         self.network = PodNetwork(self.objects, self._spawn) if self.options.network == "own" else None
         self.kubelet = Kubelet(

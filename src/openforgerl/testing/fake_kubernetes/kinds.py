@@ -44,9 +44,10 @@ CONFIG_MAPS = Resource("configmaps", "ConfigMap")
 SECRETS = Resource("secrets", "Secret", fields=("type",))
 POLICIES = Resource("networkpolicies", "NetworkPolicy", "networking.k8s.io")
 JOBS = Resource("jobs", "Job", "batch", fields=("status.successful",))
-CLAIMS = Resource("sandboxclaims", "SandboxClaim", _SANDBOXES, "v1alpha1")
-TEMPLATES = Resource("sandboxtemplates", "SandboxTemplate", _SANDBOXES, "v1alpha1")
-WARM_POOLS = Resource("sandboxwarmpools", "SandboxWarmPool", _SANDBOXES, "v1alpha1")
+CLAIMS = Resource("sandboxclaims", "SandboxClaim", _SANDBOXES, "v1beta1")
+TEMPLATES = Resource("sandboxtemplates", "SandboxTemplate", _SANDBOXES, "v1beta1")
+SANDBOXES = Resource("sandboxes", "Sandbox", "agents.x-k8s.io", "v1beta1")
+WARM_POOLS = Resource("sandboxwarmpools", "SandboxWarmPool", _SANDBOXES, "v1beta1")
 
 RESOURCES = (
     PODS,
@@ -61,7 +62,7 @@ RESOURCES = (
     CLAIMS,
     TEMPLATES,
     WARM_POOLS,
-    Resource("sandboxes", "Sandbox", "agents.x-k8s.io", "v1alpha1"),
+    SANDBOXES,
     Resource("services", "Service"),
     Resource("serviceaccounts", "ServiceAccount"),
     Resource("persistentvolumeclaims", "PersistentVolumeClaim"),

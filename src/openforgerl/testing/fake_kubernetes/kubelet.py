@@ -22,6 +22,14 @@ from openforgerl.testing.fake_kubernetes.registry import Registry
 from openforgerl.testing.fake_kubernetes.scenarios import Scenarios
 
 
+def _relabelled(change: Change) -> bool:
+    """Whether what the downward API shows has changed."""
+    if change.before is None:
+        return False
+    before, now = change.before.body["metadata"], change.now.body["metadata"]
+    return any(before.get(name) != now.get(name) for name in ("labels", "annotations"))
+
+
 @dataclass(slots=True)
 class Kubelet:
     """`images`: name pattern → what it stands for, the first that fits; other names are this machine's own system."""
@@ -55,6 +63,8 @@ class Kubelet:
             self.lives[uid].removed.set()
         elif uid in self.lives and change.now.body["metadata"].get("deletionTimestamp"):
             self.lives[uid].deleted.set()
+        elif uid in self.lives and _relabelled(change):
+            self.spawn(self.lives[uid].refresh(change.now.body))
 
     def _begin(self, pod: Stored) -> None:
         images = [container["image"] for container in pod.body["spec"]["containers"]]

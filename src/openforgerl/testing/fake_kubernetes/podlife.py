@@ -88,6 +88,11 @@ class PodLife:
         """Tell again what there is: meanwhile the node controller has written what it thought."""
         await self._report()
 
+    async def refresh(self, pod: Object) -> None:
+        """Its labels or annotations have changed: the files of the downward API follow, after the kubelet's look."""
+        await self._clock.sleep(self._timings.refresh)
+        await asyncio.to_thread(self._volumes.refresh, pod)
+
     async def live(self) -> None:
         """From creation to the end of containers and object."""
         flow = asyncio.create_task(self._flow())

@@ -42,6 +42,13 @@ class Volumes:
         for volume in self._pod["spec"].get("volumes") or []:
             self._places[volume["name"]] = self._make(volume)
 
+    def refresh(self, pod: Object) -> None:
+        """Show the present labels and annotations in the volumes of the downward API that are made."""
+        self._pod = {**self._pod, "metadata": pod["metadata"]}
+        for volume in self._pod["spec"].get("volumes") or []:
+            if "downwardAPI" in volume and volume["name"] in self._places:
+                self._downward(self._places[volume["name"]], volume["downwardAPI"])
+
     def _make(self, volume: dict[str, Any]) -> Path:
         place = self._folder / volume["name"]
         if "hostPath" in volume:
