@@ -114,3 +114,18 @@ def test_an_account_that_does_not_add_up_is_a_finding(
 def test_an_unknown_purpose_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = ran(capsys, "audit", folder, "--purpose", "rl")
     assert code == 2 and "no rollouts of purpose 'rl'" in err
+
+
+def test_special_tokens_that_requests_spell_are_reported_and_no_finding(
+    folder: Path, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    assert "special token text" not in ran(capsys, "audit", run)[1]
+    (call, *_), *_ = [attempt["calls"] for attempt in json.loads(ran(capsys, "audit", run, "--json")[1])["attempts"]]
+    (run / "tokenizer").mkdir(exist_ok=True)
+    tokens = [{"id": 0, "content": word, "special": True} for word in ("e", "<|im_end|>")]  # "e": in any request
+    (run / "tokenizer" / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    code, said, _ = ran(capsys, "audit", run)
+    assert code == 0 and "messages, rendered as text; for example" in said
+    assert f" {call['call_id']} at messages[0] (" in said and "): 'e'" in said and "no finding" in said

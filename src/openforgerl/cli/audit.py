@@ -15,7 +15,7 @@ import msgspec
 from openforgerl import plugins
 from openforgerl.errors import ConfigError
 from openforgerl.formats import Selection
-from openforgerl.orchestrator.assembly import read_run
+from openforgerl.orchestrator.assembly import TOKENIZER, read_run
 from openforgerl.store import RunStore
 from openforgerl.trajectory import AttemptAudit, audit_attempt, build
 from openforgerl.types import JsonValue, Sample
@@ -80,8 +80,9 @@ async def _audit(folder: Path, model: Path | None, purpose: str | None, limits: 
         findings: list[str] = []
         selection = Selection(store, purpose=purpose)
         weights = await _weights(store, folder, model)
+        added = _added_tokens(folder / TOKENIZER / "tokenizer.json")
         async for record in selection.records():
-            done = audit_attempt(build(record.attempt.attempt_id, record.calls), record.samples)
+            done = audit_attempt(build(record.attempt.attempt_id, record.calls), record.samples, added=added)
             audits.append(done)
             findings += [f"{record.attempt.attempt_id}: {finding}" for finding in done.findings]
             rows.update({hash(sample.ids) for sample in record.samples.samples})
@@ -107,6 +108,14 @@ async def _weights(store: RunStore, folder: Path, model: Path | None) -> dict[in
     if model is not None:
         found[0] = model
     return {version: path for version, path in found.items() if path.is_dir()}
+
+
+def _added_tokens(file: Path) -> list[str]:
+    """Texts of the added tokens of the tokenizer that the run keeps; none where it keeps none."""
+    if not file.is_file():
+        return []
+    kept: dict[str, Any] = msgspec.json.decode(file.read_bytes())
+    return [str(token["content"]) for token in kept.get("added_tokens", ())]
 
 
 def _rescored(
@@ -176,6 +185,11 @@ def _print_breaks(found: RunAudit) -> None:
         warnings.update(audited.warnings)
     for warning, count in warnings.most_common():
         click.echo(f"warning in {count} calls: {warning}")
+    spelled = [(audited.attempt_id, one) for audited in found.attempts for one in audited.special_token_text]
+    if spelled:
+        click.echo(f"special token text in {len(spelled)} messages, rendered as text; for example")
+        for attempt_id, one in spelled[:SHOWN]:
+            click.echo(f"  {attempt_id} {one.call_id} at {one.where}: {one.token!r}")
 
 
 def _print_scores(rescored: Any) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
+from openforgerl.conversation import digest_tools
 from openforgerl.errors import ExactnessError
 from openforgerl.trajectory.breaks import BROKEN, Break, find_breaks
 from openforgerl.trajectory.samples import account, check_exact, dropped_calls
 from openforgerl.trajectory.tree import predecessors
-from openforgerl.types import ModelCall, Sample, SampleSet, ThreadRole, Totals, Trajectory
+from openforgerl.types import ModelCall, Role, Sample, SampleSet, ThreadRole, Totals, Trajectory
 
 
 class CallAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,15 @@ class CallAccount(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"call {self.call_id}: {self.sampled} tokens sampled but {accounted} accounted for")
 
 
+class Spelled(msgspec.Struct, frozen=True, kw_only=True):
+    """Text of a request that spells an added token of the model. It was rendered as the text that it is."""
+
+    token: str
+    call_id: str
+    """The first call that holds it."""
+    where: str
+
+
 class AttemptAudit(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt, audited."""
 
@@ -51,10 +62,15 @@ class AttemptAudit(msgspec.Struct, frozen=True, kw_only=True):
     """What was left out or mended of requests → in how many calls. (Broken prefixes are among `breaks`.)"""
     findings: tuple[str, ...]
     """What must not be. Empty when all is well."""
+    special_token_text: tuple[Spelled, ...] = ()
+    """Each message once, by its first such token. Somebody may have tried to write turns into the prompt."""
 
 
-def audit_attempt(trajectory: Trajectory, samples: SampleSet) -> AttemptAudit:
-    """Check an attempt's samples against its calls. Nothing is raised: what is wrong is a finding."""
+def audit_attempt(trajectory: Trajectory, samples: SampleSet, *, added: Collection[str] = ()) -> AttemptAudit:
+    """Check an attempt's samples against its calls. Nothing is raised: what is wrong is a finding.
+
+    `added`: texts of the added tokens of the model's tokenizer; requests that spell one are reported.
+    """
     calls = {call.call_id: call for call in trajectory.calls}
     findings = _findings(samples, calls, trajectory)
     accounts: list[CallAccount] = []
@@ -80,7 +96,31 @@ def audit_attempt(trajectory: Trajectory, samples: SampleSet) -> AttemptAudit:
         off_policy=_off_policy(trajectory.calls),
         warnings=_warnings(trajectory.calls),
         findings=tuple(findings),
+        special_token_text=tuple(_spelled(trajectory.calls, added)),
     )
+
+
+def _spelled(calls: Sequence[ModelCall], added: Collection[str]) -> Iterator[Spelled]:
+    texts = sorted({text for text in added if text.strip()}, key=lambda text: (-len(text), text))
+    if not texts:
+        return
+    pattern = re.compile("|".join(map(re.escape, texts)))
+    seen: set[object] = set()
+    for call in calls:
+        # What an assistant says is the policy's, and its marks are read as structure when it is sampled.
+        places: list[tuple[object, str, str]] = [
+            (message, f"messages[{index}] ({message.role.value})", message.text)
+            for index, message in enumerate(call.conversation.messages)
+            if message.role is not Role.ASSISTANT
+        ]
+        tools = call.conversation.tools
+        places.append((digest_tools(tools), "tools", msgspec.json.encode(tools).decode()))
+        for what, where, text in places:
+            if what in seen:
+                continue
+            seen.add(what)
+            if found := pattern.search(text):
+                yield Spelled(token=found.group(), call_id=call.call_id, where=where)
 
 
 def _merged(dropped: Mapping[str, int]) -> Counter[str]:
