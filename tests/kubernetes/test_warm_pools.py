@@ -144,6 +144,23 @@ async def test_a_pod_that_is_made_anew_for_a_claim_gets_in_no_more(fake: FakeClu
 
 
 @pytest.mark.sandbox
+async def test_a_claimed_pod_on_a_lost_node_is_removed_by_force(fake: FakeCluster, warm: Any) -> None:
+    fake.scenarios.attach("node-lost", name=f"{POOL}-*", after=100.0)  # 2 s after its start
+    apply(fake, 1)
+    await ready(fake, 1)
+    async with warm() as sandboxes:
+        with pytest.raises(StageError) as failed:
+            async with sandboxes.create(SPEC, "t-r0-a1") as sandbox:
+                await sandbox.exec(["/bin/sleep", "60"], env={}, timeout=60)
+        assert failed.value.kind == "node_lost"
+        assert fake.objects.list(CLAIMS) == []
+        async with asyncio.timeout(10):  # its sandbox may have made another pod, which goes with it
+            while await sandboxes.list("run-1"):
+                await fake.objects.news(PODS).wait()
+    fake.restore_nodes()
+
+
+@pytest.mark.sandbox
 async def test_an_empty_pool_gives_a_new_pod(fake: FakeCluster, warm: Any) -> None:
     apply(fake, 0)
     async with warm() as sandboxes, sandboxes.create(SPEC, "t-r0-a1") as sandbox:

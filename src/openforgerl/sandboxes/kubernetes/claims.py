@@ -163,17 +163,15 @@ class ClaimingCluster:
         if kind is not POD:
             return await self._cluster.delete(kind, name, uid=uid, grace=grace)
         claimed = self._claims.get(uid) or await self._uid_of(name, uid)
-        if claimed is None:
-            if name in self._real:
-                return await self._lingers(name)
-            return await self._cluster.delete(POD, name, uid=uid, grace=grace)
-        if not claimed:
+        if claimed == "":
             return False
-        if not await self._cluster.delete(CLAIM, name, uid=claimed):
-            return name in self._real and await self._lingers(name)
-        if grace == 0 and name in self._real:
-            await self._cluster.delete(POD, self._real[name], uid="", grace=0)
-        return True
+        real = self._real.get(name)
+        if claimed is None and real is None:
+            return await self._cluster.delete(POD, name, uid=uid, grace=grace)
+        asked = claimed is not None and await self._cluster.delete(CLAIM, name, uid=claimed)
+        if real is not None and grace == 0:  # its node is lost: only force takes its object away
+            return await self._cluster.delete(POD, real, uid="", grace=0) or asked
+        return asked or (real is not None and await self._lingers(name))
 
     async def _uid_of(self, name: str, nonce: str) -> str | None:
         """The uid of the claim of that name; None when there is none, empty when it is another's than `nonce` says."""
