@@ -1,7 +1,11 @@
-"""Reads what another trainer calls and takes, from a checkout of its source: names and signatures, no code.
+"""Reads what another trainer calls and takes, from its source: names and signatures; nothing of it is imported.
 
     python scripts/read_contracts.py slime CHECKOUT > tests/training/contracts/slime.json
-    python scripts/read_contracts.py openrlhf CHECKOUT > tests/training/contracts/openrlhf.json
+    python scripts/read_contracts.py openrlhf FOLDER > tests/training/contracts/openrlhf.json
+    python scripts/read_contracts.py trl FOLDER > tests/training/contracts/trl.json
+
+CHECKOUT is a git repository; FOLDER holds the package of an unpacked wheel (`pip download --no-deps openrlhf`, `unzip`)
+or of an installed one.
 
 The tests hold our adapters to these files; run it again for a newer version and see what changed.
 """
@@ -17,11 +21,10 @@ from typing import Any
 
 
 def main() -> None:
-    """Print the contract of the trainer named first, read from the checkout named second."""
-    name, checkout = sys.argv[1], Path(sys.argv[2])
-    reader = {"slime": slime, "openrlhf": openrlhf}[name]
-    commit = _git(checkout, "rev-parse", "HEAD")
-    print(json.dumps({"commit": commit, **reader(checkout)}, indent=2))
+    """Print the contract of the trainer named first, read from the source named second."""
+    name, source = sys.argv[1], Path(sys.argv[2])
+    reader = {"slime": slime, "openrlhf": openrlhf, "trl": trl}[name]
+    print(json.dumps(reader(source), indent=2))
 
 
 def slime(checkout: Path) -> dict[str, Any]:
@@ -30,6 +33,7 @@ def slime(checkout: Path) -> dict[str, Any]:
     source = _tree(checkout, "slime/rollout/data_source.py")
     manager = _tree(checkout, "slime/ray/rollout.py")
     return {
+        "commit": _git(checkout, "rev-parse", "HEAD"),
         "sample_fields": _fields(_class(types, "Sample")),
         "statuses": {one.targets[0].id: one.value.value for one in _class(types, "Status").body if _named(one)},
         "data_source": {one.name: _arguments(one) for one in _functions(_class(source, "DataSource"))},
@@ -38,17 +42,74 @@ def slime(checkout: Path) -> dict[str, Any]:
     }
 
 
-def openrlhf(checkout: Path) -> dict[str, Any]:
-    """OpenRLHF's agent executor, and what it must return."""
-    agent = _tree(checkout, "openrlhf/utils/agent.py")
-    base = _class(agent, "AgentExecutorBase")
-    execute = next(one for one in _functions(base) if one.name == "execute")
-    returned = [
-        node
-        for node in ast.walk(_class(agent, "MultiTurnAgentExecutor"))
-        if isinstance(node, ast.Dict) and any(_text(key) == "observation_tokens" for key in node.keys)
+def openrlhf(folder: Path) -> dict[str, Any]:
+    """OpenRLHF's agent executor, how it is called, the engine that it is given, and what is read of its answer."""
+    agent = _file(folder, "openrlhf/utils/agent.py")
+    engine = _file(folder, "openrlhf/trainer/ray/vllm_engine.py")
+    taken = _function(
+        _file(folder, "openrlhf/trainer/ppo_utils/samples_generator.py"), "_process_response_into_experience"
+    )
+    subscripts = (node for node in ast.walk(taken) if isinstance(node, ast.Subscript))
+    read = {_text(node.slice) for node in subscripts if ast.unparse(node.value) == "response"}
+    read |= {_text(call.args[0]) for call in _calls(taken, "response.get")}
+    (call,) = _calls(engine, "self.executor.execute")
+    flags = [
+        _text(call.args[0]) for call in _calls(_file(folder, "openrlhf/cli/train_ppo_ray.py"), "parser.add_argument")
     ]
-    return {"execute": _arguments(execute), "returns": [_text(key) for key in returned[0].keys]}
+    return {
+        "version": _version(folder, "openrlhf"),
+        "flag": next(flag for flag in flags if flag.endswith("agent_func_path")),
+        "execute": _arguments(_function(_class(agent, "AgentExecutorBase"), "execute")),
+        "execute_call": [word.arg for word in call.keywords],
+        "generate": _arguments(_function(engine, "generate")),
+        "read": sorted(read),
+    }
+
+
+def trl(folder: Path) -> dict[str, Any]:
+    """How TRL's GRPO trainer calls a rollout function and a reward function, and what it reads of the answer."""
+    tree = _file(folder, "trl/trainer/grpo_trainer.py")
+    generate = _function(tree, "_generate")
+    (call,) = _calls(generate, "self.rollout_func")
+    (required,) = [
+        ast.literal_eval(node.value)
+        for node in ast.walk(generate)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "required_keys"
+    ]
+    (mask,) = _calls(generate, "extra_fields.pop")
+    reward = max(_calls(_function(tree, "_calculate_rewards"), "reward_func"), key=lambda call: len(call.keywords))
+    config = _fields(_class(_file(folder, "trl/trainer/grpo_config.py"), "GRPOConfig"))
+    sampling = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {
+        "version": _version(folder, "trl"),
+        "rollout_call": [ast.unparse(word) for word in call.args],
+        "required": sorted(required),
+        "mask": _text(mask.args[0]),
+        "trainer_init": [name for name in _arguments(_function(tree, "__init__")) if "func" in name],
+        "reward_call": [word.arg for word in reward.keywords if word.arg],
+        "sampling_arguments": [name for name in sampling if name in config],
+    }
+
+
+def _file(folder: Path, path: str) -> ast.Module:
+    return ast.parse((folder / path).read_text("utf-8"))
+
+
+def _version(folder: Path, name: str) -> str:
+    """Of the wheel: beside the package when it is installed, beside its `.data` folder when it is unpacked."""
+    for place in (folder.resolve(), *folder.resolve().parents[:2]):
+        for metadata in place.glob(f"{name}-*.dist-info/METADATA"):
+            return next(line for line in metadata.read_text().splitlines() if line.startswith("Version: "))[9:]
+    raise SystemExit(f"no metadata of {name} beside {folder}")
+
+
+def _function(tree: ast.AST, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return next(node for node in found if node.name == name)
+
+
+def _calls(tree: ast.AST, name: str) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
 
 
 def _tree(checkout: Path, path: str) -> ast.Module:

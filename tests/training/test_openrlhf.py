@@ -12,6 +12,7 @@ import importlib
 import inspect
 import json
 import os
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
@@ -218,26 +219,8 @@ def function(path: str, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef:
 
 @needs_source
 def test_the_contract_is_that_of_the_source() -> None:
-    (metadata,) = Path(SOURCE).resolve().parents[1].glob("*.dist-info/METADATA")
-    assert f"Version: {CONTRACT['version']}\n" in metadata.read_text()
-    names = [word.arg for word in function("utils/agent.py", "execute").args.args]
-    assert names[1:] == CONTRACT["execute"]
-    engine = "trainer/ray/vllm_engine.py"
-    assert [word.arg for word in function(engine, "generate").args.args][1:] == CONTRACT["generate"]
-    (call,) = [
-        node
-        for node in ast.walk(function(engine, "generate_responses"))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.executor.execute"
-    ]
-    assert [word.arg for word in call.keywords] == CONTRACT["execute_call"] and not call.args
-    read: set[str] = set()
-    for node in ast.walk(function("trainer/ppo_utils/samples_generator.py", "_process_response_into_experience")):
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "response":
-            read.add(ast.literal_eval(node.slice))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "response.get":
-            read.add(ast.literal_eval(node.args[0]))
-    assert sorted(read) == CONTRACT["read"]
-    assert f'"{CONTRACT["flag"]}"' in Path(SOURCE, "openrlhf/cli/train_ppo_ray.py").read_text()
+    script = HERE.parents[1] / "scripts/read_contracts.py"
+    assert json.loads(subprocess.check_output([sys.executable, script, "openrlhf", SOURCE])) == CONTRACT
 
 
 @needs_source
