@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
+import itertools
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
@@ -94,9 +95,11 @@ class Site:
         *,
         limits: SandboxLimits | None = None,
         endpoint: bool = True,
+        cgroups: str = "auto",
         **spec: Any,
     ) -> AsyncIterator[Any]:
         """As the `cell` of `tests/attacks`, in a pod. `endpoint`: what an agent has and a verifier has not."""
+        assert cgroups == "auto"  # they are the kubelet's
         asked = SandboxSpec(
             run_id="attacks",
             limits=limits or SandboxLimits(),
@@ -170,36 +173,48 @@ async def site(tmp_path: Path) -> AsyncGenerator[Site]:
         yield opened
 
 
-BOTH = [
-    ("test_reach", "test_no_other_socket_family_exists"),
-    ("test_reach", "test_attempts_do_not_see_each_other"),
-    ("test_reach", "test_mounts_cannot_be_changed"),
-    ("test_reach", "test_keyrings_are_out_of_reach"),
-    ("test_processes", "test_kill_ends_a_storm_that_never_rests"),
-    ("test_processes", "test_a_timeout_ends_a_storm_too"),
-    ("test_processes", "test_a_timeout_kills_who_ignores_every_signal"),
-    ("test_processes", "test_nothing_is_written_after_the_kill"),
-    ("test_processes", "test_with_a_kill_of_process_groups_only_the_late_writer_goes_on"),
-    ("test_processes", "test_init_cannot_be_harmed"),
-    ("test_processes", "test_without_the_filter_init_gets_the_agents_limits"),
-    ("test_processes", "test_proc_offers_no_knob"),
-    ("test_processes", "test_the_agent_holds_no_descriptor_of_ours"),
-    ("test_processes", "test_a_flood_of_output_is_cut_to_its_tail"),
-    ("test_files", "test_an_export_is_plain_data"),
-    ("test_files", "test_names_that_are_no_text_can_be_recorded"),
-    ("test_files", "test_without_the_guard_links_lead_out_and_modes_stay"),
-    ("test_files", "test_without_the_guard_a_pipe_holds_the_export_for_ever"),
-    ("test_files", "test_a_read_follows_no_link_and_waits_for_no_pipe"),
-    ("test_files", "test_programs_in_wait_do_not_reach_a_fresh_sandbox"),
-]
-"""Attacks that are the same in a pod, guarded and not."""
+LEFT_OUT = {
+    "test_only_the_endpoint_is_reachable": "a pod has a network; see test_what_an_agent_and_a_verifier_reach",
+    "test_in_the_hosts_network_the_canaries_are_found": "see test_in_this_machines_network_they_are_found",
+    "test_nothing_of_the_host_can_be_read": "the guard is in the manifest; see test_nothing_of_the_node_can_be_read",
+    "test_one_of_the_two_mount_guards_is_enough": "the same; see the test of that name below",
+    "test_with_capabilities_and_all_calls_the_system_becomes_writable": "see test_a_privileged_pod_...",
+    "test_the_process_limit_stops_a_storm": "see the test of that name below",
+    "test_without_the_process_limit_the_storm_passes": "see test_the_process_limit_stops_a_storm",
+    "test_a_dumpable_init_shows_its_descriptors": "the guard cannot be switched off for an init that dials",
+    "test_only_sized_directories_can_be_written": "the fake's image is this machine's, the mounts are bubblewrap's",
+    "test_no_set_user_id_program_gives_anything": "a pod's report has no uid of the host; it asserts one",
+}
+"""Attacks of `tests/attacks` that are not made in a pod just as they are, and why."""
 
 
-@pytest.mark.parametrize(("module", "name"), BOTH, ids=[name for _, name in BOTH])
-async def test_as_in_every_other_sandbox(module: str, name: str, site: Site, tmp_path: Path) -> None:
+def attacks() -> Iterator[Any]:
+    """Every other one, with its parameters; those of a machine without cgroups are about processes only."""
+    seen: set[str] = set()
+    for module in ("test_files", "test_processes", "test_reach"):
+        for name, attack in vars(MODULES[module]).items():
+            if not name.startswith("test_") or name in LEFT_OUT:
+                seen.add(name)
+                continue
+            marks = getattr(attack, "pytestmark", [])
+            if any(mark.name == "process_only" for mark in marks):
+                continue
+            choices = [mark.args for mark in marks if mark.name == "parametrize"]
+            names = [[one.strip() for one in what.split(",")] for what, _ in choices]
+            for chosen in itertools.product(*(values for _, values in choices)):
+                given: dict[str, Any] = {}
+                for words, value in zip(names, chosen, strict=True):
+                    given |= dict(zip(words, value if len(words) > 1 else [value], strict=True))
+                if given.pop("cgroups", "auto") == "auto":
+                    label = "-".join([name, *(str(value)[:20] for value in given.values())])
+                    yield pytest.param(attack, given, id=label)
+    assert set(LEFT_OUT) <= seen, "no such attack"
+
+
+@pytest.mark.parametrize(("attack", "given"), list(attacks()))
+async def test_as_in_every_other_sandbox(attack: Any, given: dict[str, Any], site: Site, tmp_path: Path) -> None:
     await site.enforce()
-    attack = getattr(MODULES[module], name)
-    known = {"cell": site.cell, "tmp_path": tmp_path}
+    known = {"cell": site.cell, "tmp_path": tmp_path, "backend": "container", "cgroups": "auto"} | given
     async with asyncio.timeout(90):
         await attack(**{one: known[one] for one in inspect.signature(attack).parameters})
 
