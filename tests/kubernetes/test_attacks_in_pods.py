@@ -24,7 +24,7 @@ import yaml
 
 from openforgerl.sandboxes import SandboxOptions
 from openforgerl.sandboxes.guards import Guards
-from openforgerl.sandboxes.kubernetes import manifests
+from openforgerl.sandboxes.kubernetes import manifests, names
 from openforgerl.sandboxes.kubernetes.backend import KubernetesSandboxes
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
 from openforgerl.testing.fake_kubernetes import (
@@ -36,7 +36,7 @@ from openforgerl.testing.fake_kubernetes import (
     ProgramContext,
     networks,
 )
-from openforgerl.testing.fake_kubernetes.kinds import PODS, POLICIES
+from openforgerl.testing.fake_kubernetes.kinds import NAMESPACES, PODS, POLICIES
 from openforgerl.types import SandboxLimits, SandboxSpec
 
 LACKING = networks.lacking()
@@ -318,6 +318,50 @@ async def test_nobody_from_elsewhere_reaches_a_rollout(site: Site, enforced: boo
         assert (await process.read(1, 4096)).decode().split() == ([] if enforced else [door])
         await rollout.sandbox.kill_agent()
         await victim
+
+
+@pytest.mark.parametrize("labelled", [True, False], ids=["as in more", "without the namespace's label"])
+async def test_rollouts_of_a_further_namespace_reach_the_same(labelled: bool) -> None:
+    """`deploy/kubernetes/more`: across the border gateway and proxy, and nothing else of the orchestrator's."""
+    home, more = "openforgerl", "openforgerl-more"
+    options = ClusterOptions(
+        network="own",
+        clock=Clock(cluster=0.02),
+        namespaces=[home],
+        images={"coroutine:*": Image(program=idle, handles_term=True)},
+    )
+    async with FakeCluster(options) as cluster:
+        assert cluster.network is not None
+        (namespace,) = documents("../more/namespace.yaml", "Namespace")
+        if not labelled:
+            namespace["metadata"]["labels"] = {}
+        cluster.registry.create(NAMESPACES, "", namespace)
+        for folder, where in (("../base", home), ("../more", more)):
+            for body in documents(f"{folder}/network.yaml", "NetworkPolicy"):
+                cluster.registry.create(POLICIES, where, body)
+        (job,) = documents("orchestrator.yaml", "Job")
+        labels = job["spec"]["template"]["metadata"]["labels"]
+        for name, where, has, image in (
+            ("orchestrator", home, labels, "coroutine:1"),
+            ("agent", more, names.pod_labels("r", "t-r0-a1", network=True), "system:1"),
+            ("verifier", more, names.pod_labels("r", "t-r0-a1-verify", network=False), "system:1"),
+        ):
+            container = {"name": "c", "image": image, "command": ["/bin/sleep", "60"]}
+            spec = {"restartPolicy": "Never", "containers": [container], "securityContext": {"runAsUser": 1000}}
+            cluster.registry.create(PODS, where, {"metadata": {"name": name, "labels": has}, "spec": spec})
+        host = await running(cluster, home, "orchestrator")
+        program = (MODULES["conftest"].PROGRAMS / "reach.py").read_text()
+        found: dict[str, list[str]] = {}
+        async with listening(host, GATEWAY, PROXY, OTHER):
+            for who in ("agent", "verifier"):
+                await running(cluster, more, who)
+                (life,) = [one for one in cluster.kubelet.lives.values() if one.key[1] == who]
+                assert life.slots[0].container is not None
+                doors = [f"{host}:{port}" for port in (GATEWAY, PROXY, OTHER)]
+                process = await life.slots[0].container.exec(["/usr/bin/python3", "-c", program, *doors], stdin=False)
+                found[who] = [door.partition(":")[2] for door in (await process.read(1, 4096)).decode().split()]
+        both = [str(GATEWAY), str(PROXY)]
+        assert found == ({"agent": both, "verifier": both[:1]} if labelled else {"agent": [], "verifier": []})
 
 
 async def test_this_machines_loopback_and_sockets_are_out_of_reach(site: Site) -> None:

@@ -87,6 +87,9 @@ class Registry:
                     "the namespace of the provided object does not match the namespace sent on the request"
                 )
             metadata["namespace"] = namespace
+        if resource is NAMESPACES:  # the API server's own label, by which selectors find a namespace of that name
+            labels = {**(metadata.get("labels") or {}), "kubernetes.io/metadata.name": metadata["name"]}
+            metadata["labels"] = labels
         body = {**body, "kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
         if resource is SECRETS and "stringData" in body:
             written = {key: base64.b64encode(text.encode()).decode() for key, text in body.pop("stringData").items()}
