@@ -10,6 +10,9 @@ missing=""
 for program in podman runc mmdebstrap; do
     command -v "$program" >/dev/null || missing="$missing $program"
 done
+# For the fake cluster's network of the pods' own (docs/fake-kubernetes.md); both lie in /usr/sbin.
+[ -x "$(command -v ip || echo /usr/sbin/ip)" ] || missing="$missing iproute2"
+[ -x "$(command -v iptables || echo /usr/sbin/iptables)" ] || missing="$missing iptables"
 [ -n "$missing" ] || exit 0
 if ! command -v apt-get >/dev/null; then
     echo "The tests of the container backend need$missing: install them with this system's package manager" >&2
