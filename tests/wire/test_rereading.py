@@ -46,8 +46,30 @@ MESSAGES = st.one_of(
         lambda text: {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": text}]}, TEXTS
     ),
 )
-RESPONSES = st.builds(lambda text: {"type": "message", "role": "user", "content": text}, TEXTS)
-GEMINI = st.builds(lambda text: {"role": "user", "parts": [{"text": text}]}, TEXTS)
+IDS = st.sampled_from([None, "msg_c1_0", "fc_c2_0"])
+RESPONSES = st.one_of(
+    st.builds(
+        lambda role, text, given: {"type": "message", "role": role, "content": text, "id": given},
+        st.sampled_from(["user", "assistant", "developer"]),
+        TEXTS,
+        IDS,
+    ),
+    st.builds(
+        lambda text, given: {"type": "function_call", "call_id": "c", "name": "f", "arguments": text, "id": given},
+        TEXTS,
+        IDS,
+    ),
+    st.builds(lambda text: {"type": "function_call_output", "call_id": "c", "output": text}, TEXTS),
+    st.just({"type": "reasoning", "encrypted_content": "HANDLE", "summary": []}),
+    st.just({"type": "web_search_call"}),
+)
+CALL = {"functionCall": {"name": "f", "args": {}}}
+RESULT = {"functionResponse": {"name": "f", "response": {"output": "x"}}}
+GEMINI = st.builds(
+    lambda role, parts: {"role": role, "parts": parts},
+    st.sampled_from(["user", "model", "function"]),
+    st.lists(st.sampled_from([{"text": "a"}, {"text": "b"}, CALL, RESULT]), min_size=1, max_size=3),
+)
 DIALECTS: list[tuple[Dialect, str, Any]] = [
     (ChatDialect(), "messages", CHAT),
     (MessagesDialect(), "messages", MESSAGES),

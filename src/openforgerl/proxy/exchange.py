@@ -199,7 +199,7 @@ class Exchange:
         index = session.take_index()
         placed = place(session, request, self._arrival.headers, self._gateway.options)
         found = placed.found
-        conversation = session.shared(placed.conversation, found.parent_call_id)
+        conversation = placed.conversation
         rendering = render_prompt(
             self._gateway.renderer,
             record,

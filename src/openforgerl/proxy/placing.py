@@ -34,6 +34,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 def place(session: LiveSession, request: Request, headers: Mapping[str, str], options: ProxyOptions) -> Placed:
     """Scrub, restore and attribute a request. Changes nothing."""
     conversation, warnings = scrubbed(request.conversation, options.scrub)
+    conversation = session.recognised(conversation)
     known = session.known
     if options.reasoning == "restore":
         restored = with_thoughts(known, conversation, headers=headers, histories=session.histories)

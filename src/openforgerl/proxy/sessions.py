@@ -9,7 +9,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from openforgerl.types import (
     FinishReason,
     JsonValue,
     Limits,
+    Message,
     ModelCall,
     Reasoning,
     Sampling,
@@ -36,6 +37,8 @@ from openforgerl.wire.rereading import Rereading
 SESSION_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 """What a session id may look like: it is part of a URL path, and never needs escaping there."""
 
+_THREADS = 4
+"""How many threads of a session are looked at for messages that a request repeats."""
 _NOBODY = "0" * 64
 """Compared against when there is no such session, so that both refusals take the same steps."""
 
@@ -238,20 +241,31 @@ class LiveSession:
             if isinstance(part, Reasoning) and part.handle is not None:
                 self._thoughts[part.handle] = part
 
-    def shared(self, conversation: Conversation, parent_call_id: str | None) -> Conversation:
-        """An equal conversation that shares the parent call's messages and tools instead of repeating them.
+    def recognised(self, conversation: Conversation) -> Conversation:
+        """An equal conversation that shares the messages and tools of an earlier call instead of repeating them.
 
-        Every request brings the whole history again; without this, memory would grow with its square.
+        Every request brings the whole history again: without this, memory would grow with its square, and everybody
+        who looks at the history would have to compare messages instead of seeing that they are the very same.
         """
-        parent = self._known.lightly(parent_call_id or "")
-        if parent is None:
-            return conversation
-        theirs, messages = parent.conversation, conversation.messages
-        common = [old if old is new or old == new else new for old, new in zip(theirs.messages, messages, strict=False)]
-        return Conversation(
-            messages=(*common, *messages[len(common) :]),
-            tools=theirs.tools if theirs.tools == conversation.tools else conversation.tools,
-        )
+        messages, tools = conversation.messages, conversation.tools
+        best: Sequence[Message] = ()
+        for earlier in self._recent():
+            common = _common(earlier.messages, messages)
+            best = earlier.messages[:common] if common > len(best) else best
+            tools = earlier.tools if earlier.tools == tools else tools
+            if len(best) == len(messages):
+                break
+        return Conversation(messages=(*best, *messages[len(best) :]), tools=tools)
+
+    def _recent(self) -> Iterator[Conversation]:
+        """The conversations of the last calls, with their answers' places left out; of one thread only the last."""
+        threads: set[str] = set()
+        for call in reversed(self._known.light):
+            if call.thread not in threads:
+                threads.add(call.thread)
+                yield call.conversation
+            if len(threads) == _THREADS:
+                return
 
     def abort_all(self, why: Ended) -> tuple[Running, ...]:
         """Stop every call in flight; those that were."""
@@ -399,6 +413,14 @@ class SessionRegistry:
 def shutting_down() -> WireError:
     """What a client is told while the proxy stops: another one may be there soon."""
     return WireError(503, "shutting_down", "server error 503: the proxy is stopping", retry_after=5)
+
+
+def _common(left: Sequence[Message], right: Sequence[Message]) -> int:
+    """How many messages at the beginning are equal."""
+    return next(
+        (at for at, (old, new) in enumerate(zip(left, right, strict=False)) if old is not new and old != new),
+        min(len(left), len(right)),
+    )
 
 
 def _digest(key: str) -> str:

@@ -7,6 +7,8 @@ A content of results holds the tool messages first; what else it holds follows a
 
 from __future__ import annotations
 
+from copy import copy
+
 import msgspec
 
 from openforgerl.errors import WireError
@@ -124,27 +126,40 @@ class Reader:
         given = reading.items(value, "contents")
         if not given:
             raise bad("contents", "must hold at least one content")
-        for at, item in enumerate(given):
-            path = f"contents[{at}]"
-            content = read(item, {"role", "parts"}, "contents[]", path, self._notes)
-            role = content.get("role") or "user"
-            parts = [
-                (
-                    read(part, _PART, "contents[].parts[]", f"{path}.parts[{index}]", self._notes),
-                    f"{path}.parts[{index}]",
-                )
-                for index, part in enumerate(_parts(content, path))
-            ]
-            if role == _MODEL:
-                self._turn = self._turn or _Turn()
-                for part, where in parts:
-                    self._model_part(part, where)
-            elif role in _USER:
-                self._close()
-                self._user_content(parts)
-            else:
-                raise bad(f"{path}.role", f"must be one of user, model, function; got {role!r}")
+        outer = self._notes
+        passages = self._memory.rereading.passages(given, "gemini", outer, self.messages)
+        if passages.state is not None:
+            self._calls, asked = passages.state
+            self._asked = [copy(call) for call in asked]
+        for at in range(passages.start, len(given)):
+            self._notes = passages.notes
+            self._content(given[at], f"contents[{at}]")
+            state = self._calls, [copy(call) for call in self._asked]
+            passages.item_read(ended=self._turn is None, state=state)
+        self._notes = passages.notes
         self._close()
+        passages.end()
+        self._notes = outer
+
+    def _content(self, item: JsonValue, path: str) -> None:
+        content = read(item, {"role", "parts"}, "contents[]", path, self._notes)
+        role = content.get("role") or "user"
+        parts = [
+            (
+                read(part, _PART, "contents[].parts[]", f"{path}.parts[{index}]", self._notes),
+                f"{path}.parts[{index}]",
+            )
+            for index, part in enumerate(_parts(content, path))
+        ]
+        if role == _MODEL:
+            self._turn = self._turn or _Turn()
+            for part, where in parts:
+                self._model_part(part, where)
+        elif role in _USER:
+            self._close()
+            self._user_content(parts)
+        else:
+            raise bad(f"{path}.role", f"must be one of user, model, function; got {role!r}")
 
     def _close(self) -> None:
         """End the open model turn."""

@@ -7,6 +7,7 @@ stands there; `strict` refuses the first. One whose value is null is absent (DES
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,8 @@ class Noted(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
     unlisted: tuple[str, ...]
     images: Mapping[str, bytes]
+    state: Any = None
+    """What a reader knew behind it, where later parts depend on earlier ones."""
 
 
 class Notes:
@@ -48,9 +51,9 @@ class Notes:
         """Notes on a part of the same request, to be `taken` afterwards."""
         return Notes(strict=self.strict)
 
-    def noted(self, messages: Iterable[Message]) -> Noted:
+    def noted(self, messages: Iterable[Message], state: Any = None) -> Noted:
         """All that these notes hold, with the messages that were read."""
-        return Noted(tuple(messages), self.warnings, self.unlisted, self.images)
+        return Noted(tuple(messages), self.warnings, self.unlisted, self.images, state)
 
     def take(self, noted: Noted) -> None:
         """Add what was noticed aside."""

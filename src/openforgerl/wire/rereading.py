@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -85,6 +86,10 @@ class Rereading:
         read.keep(given, found)
         return messages
 
+    def passages(self, given: Sequence[JsonValue], dialect: str, notes: Notes, messages: list[Message]) -> Passages:
+        """As `messages`, for dialects in which several items make a message. `messages`: what they are added to."""
+        return Passages(self._read.setdefault((dialect, notes.strict), Beginnings(_BODIES)), given, notes, messages)
+
     def _items(self, raw: msgspec.Raw, held: dict[bytes, JsonValue]) -> tuple[list[JsonValue], list[JsonValue]]:
         items: list[JsonValue] = []
         new: list[JsonValue] = []
@@ -106,3 +111,51 @@ class Rereading:
 
 
 _NOT_HELD = object()
+
+
+class Passages:
+    """One reading of a history whose items make messages together: what an earlier reading came to, and from where on
+    it must be read. A passage ends behind an item with which nothing is left open.
+    """
+
+    def __init__(
+        self,
+        read: Beginnings[JsonValue, Noted | None],
+        given: Sequence[JsonValue],
+        notes: Notes,
+        messages: list[Message],
+    ) -> None:
+        known = read.known(given)
+        self.start = max((at + 1 for at, passage in enumerate(known) if passage is not None), default=0)
+        """The first item that must be read."""
+        self.state: Any = None
+        """What the reader knew there."""
+        self.notes = notes.aside()
+        """For the passage that is being read."""
+        self._read, self._given, self._outer, self._messages = read, given, notes, messages
+        self._passages = known[: self.start]
+        for passage in self._passages:
+            if passage is not None:
+                notes.take(passage)
+                messages += passage.messages
+                self.state = passage.state
+        self._begun = len(messages)
+
+    def item_read(self, *, ended: bool, state: Any = None) -> None:
+        """One more item was read. `ended`: whether the passage may end here.
+
+        It does not behind a warning, which may be about what was not yet known.
+        """
+        if not ended or self.notes.warnings:
+            self._passages.append(None)
+            return
+        passage = self.notes.noted(self._messages[self._begun :], state)
+        self._passages.append(passage)
+        self._begun = len(self._messages)
+        self._outer.take(passage)
+        self.notes = self._outer.aside()
+
+    def end(self) -> None:
+        """All was read."""
+        self._outer.take(self.notes.noted(()))
+        self._read.keep(self._given, self._passages)

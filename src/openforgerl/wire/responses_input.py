@@ -115,6 +115,8 @@ class InputReader:
         self._memory = memory
         self._notes = notes
         self._turn: _Turn | None = None
+        self._unsure = False
+        """Whether an item belongs to an answer that may yet turn out to be of this session."""
         self._messages: list[Message] = []
         self._readers: dict[str, Callable[[dict[str, JsonValue], str], None]] = {
             "message": self._message,
@@ -143,18 +145,26 @@ class InputReader:
             return [Message(role=Role.USER, parts=(Text(value),) if value else ())]
         if not isinstance(value, list):
             raise bad("input", f"must be a string or a list of items, not {reading.type_name(value)}")
-        for at, given in enumerate(value):
-            path = f"input[{at}]"
-            item = reading.mapping(given, path)
-            kind = self._kind(item, path)
-            reader = self._readers.get(kind)
-            if reader is None:
-                self._unknown(kind, item, path)
-                continue
-            self._notes.check(item, _FIELDS[kind], f"input[].{kind}", path)
-            reader(item, path)
+        outer = self._notes
+        passages = self._memory.rereading.passages(value, "responses", outer, self._messages)
+        for at in range(passages.start, len(value)):
+            self._notes = passages.notes
+            self._item(value[at], f"input[{at}]")
+            passages.item_read(ended=self._turn is None and not self._unsure)
+        passages.end()
+        self._notes = outer
         self._end_turn()
         return self._messages
+
+    def _item(self, given: JsonValue, path: str) -> None:
+        item = reading.mapping(given, path)
+        kind = self._kind(item, path)
+        reader = self._readers.get(kind)
+        if reader is None:
+            self._unknown(kind, item, path)
+            return
+        self._notes.check(item, _FIELDS[kind], f"input[].{kind}", path)
+        reader(item, path)
 
     def _kind(self, item: dict[str, JsonValue], path: str) -> str:
         """The kind of an item; the two that may leave their type out are told by their fields."""
@@ -183,6 +193,7 @@ class InputReader:
         """The turn that an item of the assistant belongs to."""
         spelled = owner_of(item.get("id"))
         owner = None if spelled is None else spelled[1]
+        self._unsure = self._unsure or (owner is not None and not self._ours(owner))
         turn = self._turn
         if turn is not None and owner and turn.owner and owner != turn.owner and self._ours(owner, turn.owner):
             self._end_turn()
