@@ -72,8 +72,9 @@ def test_it_learns_to_act(tmp_path: Path) -> None:
     for account in report["tokens"].values():
         ended = account["trained"] + sum(account["masked"].values()) + sum(account["dropped"].values())
         assert account["sampled"] == ended > 0
-    (last,) = list_checkpoints(tmp_path / "checkpoints" / "rl").values()
+    last = list(list_checkpoints(tmp_path / "checkpoints" / "rl").values())[-1]
     assert "adapter/adapter_model.safetensors" in verify_checkpoint(last).files
     audit = json.loads(ran("audit", str(tmp_path), "--json"))
     assert audit["findings"] == []
-    assert all(version["max"] < 1e-3 for version in audit["rescored"]["versions"])
+    (version,) = audit["rescored"]["versions"]  # the weights before the last step, which sampled it
+    assert version["tokens"] > 0 and version["max"] < 1e-3
