@@ -7,15 +7,19 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from openforgerl.types import SandboxLimits
 
+_CONTROLLERS = {"memory": "memory.max", "pids": "pids.max"}
+"""Of version 2, each with a file that a group has by it."""
+
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):
-    """Where groups can be made. In version 2 both directories are the same."""
+    """Where groups can be made. In version 2 both directories are the same, where both controllers are to be had."""
 
     version: int
     memory: Path | None
@@ -28,9 +32,14 @@ def detect() -> Hierarchy | None:
     own = dict(_own_groups())
     for _, target, kind, *_ in mounts:
         if kind == "cgroup2":
-            for base in {Path(target + own.get("", "/")), Path(target)}:
-                if _usable(base, "memory.max") and _usable(base, "pids.max"):
-                    return Hierarchy(version=2, memory=base, processes=base)
+            top, mine = Path(target), Path(target + own.get("", "/"))
+            # Beside us rather than below: where processes are, no group may have controllers for its children.
+            places = [mine, *([mine.parent] if mine != top else []), top]
+            has = {base: _controlled(base, _CONTROLLERS) for base in places}
+            base = max(places, key=lambda place: len(has[place]))
+            if has[base]:
+                memory, processes = (base if name in has[base] else None for name in ("memory", "pids"))
+                return Hierarchy(version=2, memory=memory, processes=processes)
     found: dict[str, Path] = {}
     for _, target, kind, options, *_ in mounts:
         for name, file in (("memory", "memory.limit_in_bytes"), ("pids", "pids.max")):
@@ -51,6 +60,21 @@ def _own_groups() -> list[tuple[str, str]]:
 def _groups_of(pid: str) -> list[tuple[str, str]]:
     lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
     return [(name, path) for _, names, path in lines for name in names.split(",")]
+
+
+def _controlled(base: Path, files: Mapping[str, str]) -> set[str]:
+    """Controllers (of those in `files`, each with a file that it brings) that a group made in `base` has.
+
+    They are switched on for it where nobody did and we may.
+    """
+    found = {name for name, file in files.items() if _usable(base, file)}
+    offered = base / "cgroup.controllers"
+    missing = sorted((set(files) - found) & set(offered.read_text().split())) if offered.exists() else []
+    if missing:
+        with contextlib.suppress(OSError):  # it is not ours, or processes are in it
+            (base / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in missing))
+            found = {name for name, file in files.items() if _usable(base, file)}
+    return found
 
 
 def _usable(base: Path, file: str) -> bool:
