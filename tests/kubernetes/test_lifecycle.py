@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from openforgerl.rollout import attempt
 from openforgerl.sandboxes.credentials import Credentials
 from openforgerl.sandboxes.kubernetes.access import Access
 from openforgerl.sandboxes.kubernetes.gateway import Gateway
@@ -15,6 +16,7 @@ from openforgerl.sandboxes.kubernetes.holding import RunHold
 from openforgerl.sandboxes.kubernetes.http import HttpCluster
 from openforgerl.sandboxes.kubernetes.lifecycle import Facility, PodLife
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
+from openforgerl.sandboxes.kubernetes.pace import Room
 from openforgerl.sandboxes.kubernetes.sites import Site, Sites
 from openforgerl.sandboxes.kubernetes.watching import PodWatch
 
@@ -75,3 +77,40 @@ async def test_a_pull_is_not_counted_as_scheduling(gateway: Gateway, reasons: tu
     life._watching.cancel()  # type: ignore[union-attr]
     theirs.transport.abort()
     writer.transport.abort()
+
+
+async def test_who_waits_for_room_is_woken_one_by_one_and_verifiers_first() -> None:
+    room, woken = Room(), list[str]()
+
+    async def wait(name: str, seconds: float = 5.0) -> None:
+        begun = asyncio.get_running_loop().time()
+        await room.wait(seconds, first=name.startswith("verifier"))
+        woken.append(name if asyncio.get_running_loop().time() - begun < seconds else f"{name} in vain")
+
+    tasks = [asyncio.create_task(wait(name)) for name in ("agent-1", "agent-2", "verifier-1", "verifier-2")]
+    tasks.append(asyncio.create_task(wait("verifier-3", 0.1)))
+    await asyncio.sleep(0.2)
+    assert woken == ["verifier-3 in vain"]
+    tasks[2].cancel()
+    for _ in range(3):
+        room.freed()
+        await asyncio.sleep(0.01)
+    room.freed()  # nobody waits: it is not kept for later
+    assert woken[1:] == ["verifier-2", "agent-1", "agent-2"]
+    await asyncio.wait(tasks)
+
+
+async def test_a_verifier_that_finds_no_room_gets_that_of_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents in all the room there is, each waiting for its verifier's: whoever waits long gives the agent's up."""
+    released = asyncio.Event()
+
+    async def release() -> None:
+        released.set()
+
+    monkeypatch.setattr(attempt, "PATIENCE", 0.05)
+    async with attempt._making_room(release):
+        pass
+    await asyncio.sleep(0.1)
+    assert not released.is_set()  # there was room, and the agent's sandbox stays
+    async with attempt._making_room(release), asyncio.timeout(2):
+        await released.wait()

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 OURS = 120.0
 """Seconds that our own work in a stage may take, on a busy machine; past them it has stalled."""
+PATIENCE = 10.0
+"""Seconds that an agent's sandbox is kept for the case that we die, while the verifier's is waited for."""
 AGENT = "agent"
 """By what the harness's program is found again in an adopted sandbox."""
 OUTPUT_TAIL = 4000
@@ -148,8 +150,9 @@ async def execute(work: AttemptWork, rooms: Rooms) -> Outcome:
     async with AsyncExitStack() as stack:
         async with work.stage(Stage.SESSION, OURS):
             session = await stack.enter_async_context(_session(work, rooms))
+        held = await stack.enter_async_context(AsyncExitStack())
         async with work.stage(Stage.SANDBOX, rooms.options.start_timeout):
-            sandbox = await stack.enter_async_context(_sandbox(work, rooms))
+            sandbox = await held.enter_async_context(_sandbox(work, rooms))
         async with work.stage(Stage.SETUP, rooms.options.start_timeout):
             plan = None if session is None else await _set_up(work, rooms, sandbox, session)
         async with work.stage(Stage.RUN, _timeout(work, rooms) + OURS):
@@ -161,7 +164,7 @@ async def execute(work: AttemptWork, rooms: Rooms) -> Outcome:
         async with work.stage(Stage.RUN):
             ending = _judge(work, rooms, exit)
         async with work.stage(Stage.VERIFY, rooms.options.start_timeout + work.task.verifier_timeout + OURS):
-            return await _grade(work, rooms, sandbox, ending)
+            return await _grade(work, rooms, sandbox, ending, held.aclose)
 
 
 @asynccontextmanager
@@ -229,14 +232,45 @@ async def _sandbox(work: AttemptWork, rooms: Rooms) -> AsyncGenerator[Sandbox]:
 
 
 @asynccontextmanager
-async def _removed(work: AttemptWork, creation: AbstractAsyncContextManager[Sandbox]) -> AsyncGenerator[Sandbox]:
-    """The sandbox of `creation`, whose removal changes no outcome: what stays of it is the reaper's."""
-    sandbox = await creation.__aenter__()
+async def _removed(
+    work: AttemptWork,
+    creation: AbstractAsyncContextManager[Sandbox],
+    release: Callable[[], Awaitable[None]] | None = None,
+) -> AsyncGenerator[Sandbox]:
+    """The sandbox of `creation`, whose removal changes no outcome: what stays of it is the reaper's.
+
+    `release`: makes room for it, and is called when it does not come about by itself.
+    """
+    if release is None:
+        sandbox = await creation.__aenter__()
+    else:
+        async with _making_room(release):
+            sandbox = await creation.__aenter__()
     try:
         yield sandbox
     finally:
         async with work.leaving(Stage.SANDBOX):
             await creation.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def _making_room(release: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    """Call `release` when this block takes long: attempts that hold all room and wait for more would wait for ever."""
+    over = asyncio.Event()
+
+    async def watch() -> None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await over.wait()
+        except TimeoutError:
+            await release()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        over.set()
+        await asyncio.shield(watching)
 
 
 def _created(work: AttemptWork, rooms: Rooms, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
@@ -323,8 +357,13 @@ def _judge(work: AttemptWork, rooms: Rooms, exit: Exit) -> str:
     return judge(exit, ending, work.calls, rooms.options.on_timeout)
 
 
-async def _grade(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, ending: str) -> Verdict:
-    """Grade the state as left in a fresh sandbox, to which only declared paths are carried, as data."""
+async def _grade(
+    work: AttemptWork, rooms: Rooms, sandbox: Sandbox, ending: str, release: Callable[[], Awaitable[None]]
+) -> Verdict:
+    """Grade the state as left in a fresh sandbox, to which only declared paths are carried, as data.
+
+    `release` gives the agent's sandbox up. Until then a killed orchestrator can go on with the attempt.
+    """
     task, options = work.task, rooms.options
     if ending == "limit:time" and options.on_timeout is OnTimeout.ZERO:
         return _lowest(task, ending)
@@ -345,7 +384,7 @@ async def _grade(work: AttemptWork, rooms: Rooms, sandbox: Sandbox, ending: str)
         # Nothing of the agent's surroundings but the declared files: no network, no variables, fresh directories.
         fresh_spec = msgspec.structs.replace(spec, files=files, endpoint=None, env={}, scratch=rooms.verifier.scratch)
         creation = rooms.sandboxes.create(fresh_spec, f"{work.attempt.attempt_id}-verify")
-        async with _removed(work, creation) as fresh:
+        async with _removed(work, creation, release) as fresh:
             verdict = await rooms.verifier.verify(task, fresh, build(work.attempt.attempt_id, work.calls))
     return msgspec.structs.replace(verdict, ending=ending)
 

@@ -121,7 +121,7 @@ class KubernetesSandboxes:
 
         life = PodLife(facility, await facility.sites.open(facility.sites.roomy), name, credentials)
         try:
-            stream = await life.board(manifest)
+            stream = await life.board(manifest, verifier=names.is_verifier(attempt_id))
             sandbox = await self._live(spec, attempt_id, life, stream)
         except BaseException:
             await asyncio.shield(life.remove(self._remove_seconds()))

@@ -19,7 +19,7 @@ from openforgerl.sandboxes.kubernetes.cluster import POD, ClusterError, Object
 from openforgerl.sandboxes.kubernetes.gateway import Gateway, Stream
 from openforgerl.sandboxes.kubernetes.names import NONCE_NOTE
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
-from openforgerl.sandboxes.kubernetes.pace import TokenBucket
+from openforgerl.sandboxes.kubernetes.pace import Room, TokenBucket
 from openforgerl.sandboxes.kubernetes.sites import Site, Sites
 from openforgerl.sandboxes.kubernetes.watching import News
 from openforgerl.types import Failure, Origin, Stage
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 _TAIL_BYTES = 2048
 _QUOTA_PAUSES = (0.5, 15.0)
 """Seconds between two requests that a quota refuses: first and longest."""
+_VERIFIER_PAUSE = 2.0
+"""Longest for a verifier's pod."""
 _LOOK_AGAIN = 4.0
 """Beyond its grace, longest wait for news of a pod that is being removed before the server is asked itself."""
 
@@ -42,8 +44,11 @@ class Facility:
         self.options = options
         self.starts = TokenBucket(options.start_rate, options.start_burst)
         self.pending = asyncio.Semaphore(options.pending_at_once)
-        self.room = asyncio.Event()
-        """Set whenever a pod of ours has gone: a quota may have room again."""
+        self.room = Room()
+        """Told whenever a pod of ours has gone: a quota may have room again."""
+        self.refused_verifiers = 0
+        """Pods of verifiers that a quota refuses now. An agent's pod is held until its state is graded, so room goes to
+        verifiers first: else agents take all of it, and none of them can end."""
         self._in_use: set[str] = set()
 
     def claim(self, name: str) -> None:
@@ -81,16 +86,15 @@ class PodLife:
         self.seconds: dict[str, float] = {}
         """Stage → how long it took: `schedule` until it had a node, `pull_and_start` until its init dialled in."""
 
-    async def board(self, manifest: Callable[[Site], Object]) -> Stream:
+    async def board(self, manifest: Callable[[Site], Object], *, verifier: bool = False) -> Stream:
         """Ask for the pod and wait until its init has dialled in. Raises StageError with what kept it from that.
 
-        `manifest`: of the pod in one namespace, which depends on what the run has there.
+        `manifest`: of the pod in one namespace, which depends on what the run has there. `verifier`: it grades.
         """
         self._facility.gateway.expect(self.name, self.credentials, self._take_stream)
         try:
-            async with self._facility.pending:
-                await self._facility.starts.take()
-                await self._create(manifest)
+            async with contextlib.AsyncExitStack() as place:
+                await self._create(manifest, place, verifier)
                 stream = await self._await_init()
         except ClusterError as error:
             raise _refused(error) from error
@@ -147,6 +151,7 @@ class PodLife:
         finally:
             self.site.watch.leave(self.name)
             self._facility.leave(self.name)
+            self._facility.room.freed()
 
     async def evidence(self) -> dict[str, str]:
         """What there is to say about a pod that failed, gathered while it still exists."""
@@ -171,41 +176,64 @@ class PodLife:
         self._arrived.set()
         self.news.tell()
 
-    async def _create(self, manifest: Callable[[Site], Object]) -> None:
-        """POST until it is there. A quota is waited for; a name that is taken is ours, or a predecessor's to remove."""
-        started, refusals = time.monotonic(), 0
-        pause, longest = _QUOTA_PAUSES
-        sites = self._facility.sites
+    async def _create(
+        self, manifest: Callable[[Site], Object], place: contextlib.AsyncExitStack, verifier: bool
+    ) -> None:
+        """POST until it is there. A quota is waited for; a name that is taken is ours, or a predecessor's to remove.
+
+        `place`: gets one of the places of pods that are asked for and do not run yet; who waits for room has none.
+        """
+        started, refusals, pause = time.monotonic(), 0, _QUOTA_PAUSES[0]
+        facility, sites = self._facility, self._facility.sites
+        try:
+            while True:
+                while facility.refused_verifiers and not verifier:
+                    self._see_patience(time.monotonic() - started, "its run's verifiers go first")
+                    await facility.room.wait(_spread(_QUOTA_PAUSES[1]), first=False)
+                await place.enter_async_context(facility.pending)
+                if not refusals:
+                    await facility.starts.take()
+                refusal = await self._ask_for(manifest(self.site), started)
+                if refusal is None:
+                    return
+                await place.aclose()
+                self._see_patience(time.monotonic() - started, str(refusal))
+                refusals += 1
+                facility.refused_verifiers += verifier and refusals == 1
+                if refusals % len(sites) == 0:
+                    longest = min(pause, _VERIFIER_PAUSE) if verifier else pause
+                    await facility.room.wait(_spread(longest), first=verifier)
+                    pause = min(2 * pause, _QUOTA_PAUSES[1])
+                if len(sites) > 1:
+                    self._move(await sites.open(sites.after(self.site.namespace)))
+        finally:
+            facility.refused_verifiers -= verifier and refusals > 0
+            if verifier:
+                facility.room.freed()  # for whoever let it go first
+
+    async def _ask_for(self, wanted: Object, started: float) -> ClusterError | None:
+        """POST; a quota's refusal, or None when it is there. Raises ClusterError, StageError."""
         while True:
-            wanted = manifest(self.site)
             try:
                 self.news.made(await self.site.cluster.create(POD, wanted))
-                sites.roomy = self.site.namespace
-                return
+                break
             except ClusterError as error:
-                waited = time.monotonic() - started
-                if error.exists:
-                    if await self._is_mine(wanted):
-                        return
-                    if waited > self._options.start_timeout:
-                        raise _error("start_timeout", f"a pod of its name does not go for {waited:.0f} s") from error
-                    continue
-                if not error.over_quota:
-                    raise
                 # A server looks at quotas first, and the answer of the request that made it may have been lost.
-                if error.doubtful and await self._is_mine(wanted):
-                    return
-                if waited > self._options.quota_timeout:
-                    raise _error("quota", f"refused by a quota for {waited:.0f} s: {error}") from error
-            refusals += 1
-            if refusals % len(sites) == 0:
-                self._facility.room.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(random.uniform(0.5, 1.0) * pause):
-                        await self._facility.room.wait()
-                pause = min(2 * pause, longest)
-            if len(sites) > 1:
-                self._move(await sites.open(sites.after(self.site.namespace)))
+                if (error.exists or (error.over_quota and error.doubtful)) and await self._is_mine(wanted):
+                    break
+                if error.over_quota:
+                    return error
+                if not error.exists:
+                    raise
+                waited = time.monotonic() - started
+                if waited > self._options.quota_timeout + self._options.start_timeout:
+                    raise _error("start_timeout", f"a pod of its name does not go for {waited:.0f} s") from error
+        self._facility.sites.roomy = self.site.namespace
+        return None
+
+    def _see_patience(self, waited: float, why: str) -> None:
+        if waited > self._options.quota_timeout:
+            raise _error("quota", f"refused by a quota for {waited:.0f} s: {why}")
 
     def _move(self, site: Site) -> None:
         """It is not made yet, and will be asked for there."""
@@ -245,13 +273,21 @@ class PodLife:
             since = begun.setdefault(waiting.patience, now)
             left = since + patience[waiting.patience] - now
             if left <= 0:
-                raise await self._ended(classification.overdue(waiting, now - since))
+                raise await self._ended(classification.overdue(await self._told_now(waiting), now - since))
             await self.news.change(left)
         now = time.monotonic()
         # Whichever of them was seen first: the watch misses intermediate states.
         placed = min(begun.get("start", now), begun.get("pull", now))
         self.seconds = {"schedule": placed - made, "pull_and_start": now - placed}
         return self._stream
+
+    async def _told_now(self, waiting: Waiting) -> Waiting:
+        """What it waits for in the server's own words: of a claim that has no pod yet a watch of pods says nothing."""
+        try:
+            reading = classification.read(await self.site.cluster.get(POD, self.name))
+        except ClusterError:
+            return waiting  # what the watch said will do
+        return reading if isinstance(reading, Waiting) else waiting
 
     def _still_waiting(self) -> Waiting | Failure:
         """What it waits for, or why it waits in vain."""
@@ -310,7 +346,6 @@ class PodLife:
             )
             self._forced = True
             await cluster.delete(POD, self.name, uid=self.news.uid, grace=0)
-        self._facility.room.set()
         return True
 
     def _is_lost(self) -> bool:
@@ -333,6 +368,11 @@ class PodLife:
                         raise
                     self.news.gone = True
         return True
+
+
+def _spread(seconds: float) -> float:
+    """Those that were refused together do not come back as one."""
+    return random.uniform(0.5, 1.0) * seconds
 
 
 def _refused(error: ClusterError) -> StageError:

@@ -51,6 +51,12 @@ def pod_name(run_id: str, attempt_id: str) -> str:
     return f"{head}-{_digest(parts['rollout'], 12)}-a{parts['number'][:12]}{end}"
 
 
+def is_verifier(attempt_id: str) -> bool:
+    """Whether a sandbox of this id grades what another left."""
+    parts = _ATTEMPT.fullmatch(attempt_id)
+    return parts is not None and parts["verify"] is not None
+
+
 def run_labels(run_id: str) -> dict[str, str]:
     """What every object of the run carries."""
     return {APP_LABEL: APP, RUN_LABEL: label_value(run_id)}
