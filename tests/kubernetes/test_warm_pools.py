@@ -25,7 +25,7 @@ from openforgerl.sandboxes.kubernetes.diagnosis import examine
 from openforgerl.sandboxes.kubernetes.http import HttpCluster
 from openforgerl.sandboxes.kubernetes.manifests import Boarding
 from openforgerl.sandboxes.kubernetes.options import KubernetesOptions
-from openforgerl.testing.fake_kubernetes import FakeCluster
+from openforgerl.testing.fake_kubernetes import FakeCluster, warmpools
 from openforgerl.testing.fake_kubernetes.kinds import (
     CLAIMS,
     CONFIG_MAPS,
@@ -158,6 +158,17 @@ async def test_a_claimed_pod_on_a_lost_node_is_removed_by_force(fake: FakeCluste
             while await sandboxes.list("run-1"):
                 await fake.objects.news(PODS).wait()
     fake.restore_nodes()
+
+
+async def test_a_claim_that_is_refused_says_why(fake: FakeCluster, warm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a controller whose operator has allowed other domains of labels than the default one."""
+    monkeypatch.setattr(warmpools, "ALLOWED_DOMAINS", ("example.com",))
+    apply(fake, 0)
+    async with warm(schedule_timeout=1.0) as sandboxes:
+        with pytest.raises(StageError, match="not in the allowlist") as failed:
+            async with sandboxes.create(SPEC, "t-r0-a1"):
+                raise AssertionError("it has no pod")
+    assert (failed.value.kind, failed.value.retryable) == ("unschedulable", True)
 
 
 @pytest.mark.sandbox
