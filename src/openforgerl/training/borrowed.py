@@ -108,7 +108,7 @@ class BorrowedEngine:
         Past `deadline` (Unix seconds) the last chunk says aborted and what was being sampled is lost.
         """
         asked = Answer.begin(prompt, sampling, context=self._context, images=images)
-        shown = [_upright(data) for data in asked.images]
+        shown = [upright(data) for data in asked.images]
         while True:
             answer = await self._ask(asked, shown, affinity, deadline)
             if answer is None:
@@ -181,7 +181,7 @@ class BorrowedEngine:
         )
 
 
-def _upright(data: bytes) -> Image.Image:
+def upright(data: bytes) -> Image.Image:
     """An encoded image as its pixels, the way up that its placeholders were counted for."""
     with Image.open(io.BytesIO(data)) as image:
         return ImageOps.exif_transpose(image).convert("RGB")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from openforgerl.training.legs import Legs
 from openforgerl.training.rooms import HarnessGroups
 from openforgerl.training.rows import Group, Row, graded
 from openforgerl.training.verl.runs import read_config
+from openforgerl.training.verl.seen import SeenImages
 from openforgerl.types import Sampling, Task, Verdict
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,9 @@ class AgentLoops:
         self._broken: BaseException | None = None
         self._dropped = 0
         self._legs: Legs | None = None
+        seeing = self._groups.renderer.placeholders
+        model = str(config.actor_rollout_ref.model.path)
+        self._seen = None if seeing is None else SeenImages.of(model, seeing.token_id)
         self._groups.open(self._engine)
 
     @classmethod
@@ -144,12 +149,16 @@ class AgentLoops:
         keys: list[str] = []
         fields: list[dict[str, Any]] = []
         tags: list[dict[str, Any]] = []
-        for member in graded(group):
+        for member in graded(group, self._groups.renderer.placeholders):
             rollout = member.rollout
+            images = await self._groups.rooms.folder.calls.images(
+                {image.sha256 for row in member.rows for image in row.images}
+            )
             for index, row in enumerate(member.rows):
                 keys.append(f"{uid}_{rollout.index}_{index}")
                 own = {"uid": uid, "session_id": rollout.index, "task": rollout.task}
-                fields.append(_fields(row, member.verdict, len(member.rows)) | own)
+                more = {} if self._seen is None else _seen(self._seen, row, images)
+                fields.append(_fields(row, member.verdict, len(member.rows)) | more | own)
                 tags.append(_tag(row, step))
         await tq.async_kv_batch_put(
             keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id=partition
@@ -181,6 +190,12 @@ def _fields(row: Row, verdict: Verdict, rows: int) -> dict[str, Any]:
     fields["multi_modal_inputs"] = {}
     fields["data_source"] = "openforgerl"
     return fields
+
+
+def _seen(by: SeenImages, row: Row, images: Mapping[str, bytes]) -> dict[str, Any]:
+    """What the rows of a model that sees have otherwise, whether they show an image or not."""
+    inputs, positions = by.inputs(row, images)
+    return {"multi_modal_inputs": inputs, "position_ids": positions}
 
 
 def _tag(row: Row, step: int) -> dict[str, Any]:
