@@ -380,3 +380,21 @@ def test_one_text_says_how_a_model_is_read_wherever_it_is_said(
     assert said not in ran(capsys, "doctor")[1]
     code, out, _ = ran(capsys, "doctor", "--model", tiny, "-s", "proxy.answer_form=nope")
     assert code == 1 and "answer form 'nope' is unknown; known are auto, hermes" in out
+
+
+def test_a_template_that_shows_no_tools_is_said(tiny: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    plain += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    shown = "{% if tools %}{{ tools | tojson }}{% endif %}"
+    refusing = "{% if tools %}{{ raise_exception('no tools here') }}{% endif %}"
+    blind = "; prompts by the model's own chat template, which never tells the model of its tools [others: "
+    for name, template, said in (
+        ("plain", plain, True),
+        ("shown", shown + plain, False),
+        ("no", refusing + plain, True),
+    ):
+        model = tmp_path / name
+        shutil.copytree(tiny, model)
+        (model / "chat_template.jinja").write_text(template)
+        out = ran(capsys, "doctor", "--model", model)[1]
+        assert "answers are read as plain" in out and (blind in out) == said, (name, out)

@@ -122,6 +122,7 @@ def row(family: Family, renderer: ChatRenderer) -> str:
         *(["arguments as text"] if shape.text_arguments else []),
         *(["ids of nine characters"] if shape.short_ids else []),
         *(["text joins the thought of a call"] if shape.one_thought else []),
+        *([] if "bash" in renderer.decode(Loop(renderer, TOOLS, "Go.").prompt().ids) else ["tools are not shown"]),
     ]
     thinks = "thoughts in" in renderer.answer_form or family.form == "harmony"
     alone = family.form == "llama"
