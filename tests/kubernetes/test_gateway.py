@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import resource
 import select
 import socket
 import threading
@@ -204,6 +206,53 @@ async def test_who_says_nothing_locks_nobody_out(
         over.set()
         await siege
     assert gateway.dropped > 0
+
+
+async def test_a_whole_clusters_inits_come_from_one_address(gateway: Gateway, dial: Dial) -> None:
+    """Address translation, and a restarted orchestrator: 700 inits dial in the same instant, each as init does."""
+    arrived: set[str] = set()
+
+    async def come(number: int) -> None:
+        name = f"pod-{number}"
+        credentials = Credentials(KEY, name, "n")
+
+        def taken(stream: Stream) -> None:
+            arrived.add(name)
+            stream[1].transport.abort()
+
+        gateway.expect(name, credentials, taken)
+        tries = 0
+        while name not in arrived:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                await dial(gateway, name, credentials.token())
+            tries += 1
+            await asyncio.sleep(0.1 * 2**tries * random.uniform(0.5, 1.5))
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(come(number) for number in range(700)))
+    assert len(arrived) == 700
+
+
+async def test_strangers_leave_descriptors_for_pods() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (800, hard))
+        gateway = Gateway("127.0.0.1", 0)
+        await gateway.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    full, over = threading.Event(), threading.Event()
+    addresses = [f"127.0.0.{number}" for number in range(2, 8)] * 60
+    siege = asyncio.create_task(asyncio.to_thread(besiege, gateway.port, addresses, full, over))
+    await asyncio.to_thread(full.wait, 10)
+    most = 0
+    for _ in range(20):
+        most = max(most, gateway.waiting)
+        await asyncio.sleep(0.02)
+    over.set()
+    await siege
+    await gateway.close()
+    assert 150 < most <= 200  # a quarter of the descriptors
 
 
 async def test_who_says_nothing_does_not_stay(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
