@@ -259,7 +259,7 @@ async def test_close_leaves_nothing(backend, spec, state):
     assert members(sandbox.report["namespaces"]["pid"]) == []
     assert all(start_time(int(pid)) is None for pid in detail["processes"])
     assert not any(Path(path).exists() for path in detail["cgroups"])
-    assert list(state.iterdir()) == [] and set(Path("/proc/mounts").read_text().splitlines()) == before
+    assert list(state.iterdir()) == [] and set(Path("/proc/mounts").read_text().splitlines()) <= before
     with pytest.raises(InputError, match="closed"):
         await sandbox.exec(["true"], env={}, timeout=5)
     await sandbox.close()
