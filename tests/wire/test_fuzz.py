@@ -14,7 +14,8 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from openforgerl.errors import WireError
-from openforgerl.wire import DIALECTS, Request
+from openforgerl.wire import DIALECTS, Memory, Request
+from openforgerl.wire.rereading import LISTS, Rereading
 
 from . import fuzz_chat, fuzz_gemini, fuzz_messages, fuzz_responses
 from .fuzzing import PART, PARTS, QUICK, Target, batches, outcome
@@ -24,6 +25,7 @@ TARGETS = {
     for target in (fuzz_chat.TARGET, fuzz_responses.TARGET, fuzz_messages.TARGET, fuzz_gemini.TARGET)
 }
 ANY = pytest.mark.parametrize("name", TARGETS)
+LONG = (pytest.mark.fuzz, pytest.mark.timeout(1800))
 
 
 def test_every_dialect_is_fuzzed() -> None:
@@ -106,3 +108,47 @@ def test_a_fault_is_noticed(name: str, fault: str) -> None:
     assert outcome(broken, b'"plain"', strict=False) is None
     with pytest.raises((KeyError, AssertionError)):
         outcome(broken, json.dumps(fault).encode(), strict=False)
+
+
+class OneSession:
+    """A session that knows these answers, and what its earlier requests held."""
+
+    def __init__(self, known: Memory) -> None:
+        self.reasoning = known.reasoning
+        self.answered = known.answered
+        self.rereading = Rereading()
+
+
+def understood(target: Target, body: bytes, memory: Memory, *, strict: bool) -> Any:
+    """All that comes of a body, or how it is refused."""
+    try:
+        request = target.dialect.parse(body, strict=strict, address=target.address, memory=memory)
+    except WireError as error:
+        return error.status, error.code, error.message
+    return request, json.dumps(request.raw)
+
+
+@ANY
+@pytest.mark.parametrize("part", [pytest.param(-1, id="few"), *(pytest.param(n, marks=LONG) for n in range(PARTS))])
+def test_a_session_reads_each_body_as_it_would_be_read_alone(
+    name: str, part: int, request: pytest.FixtureRequest
+) -> None:
+    """Bodies that go on from one another, in any mixture, in one session (`wire.rereading`)."""
+    target = TARGETS[name]
+    number = int(request.config.getoption("--hypothesis-seed") or 0)
+
+    @seed(number * PARTS + part)
+    @settings(QUICK, max_examples=PART // 10 if part >= 0 else 50, database=None)
+    @given(st.lists(target.whole, min_size=2, max_size=3), st.lists(st.integers(0, 4), min_size=2), st.booleans())
+    def go(bodies: list[dict[str, Any]], cuts: list[int], strict: bool) -> None:
+        memory = OneSession(target.memory())
+        for body, cut in zip(bodies, cuts, strict=False):
+            for field in LISTS:
+                first, mine = bodies[0].get(field), body.get(field)
+                if isinstance(first, list) and isinstance(mine, list):
+                    body = {**body, field: [*first[:cut], *mine]}
+            data = json.dumps(body).encode()
+            alone = understood(target, data, target.memory(), strict=strict)
+            assert understood(target, data, memory, strict=strict) == alone
+
+    go()
