@@ -214,6 +214,11 @@ _CPU: Overrides = {
     "actor_rollout_ref.actor.fsdp_config.model_dtype": "fp32",
     "actor_rollout_ref.actor.fsdp_config.dtype": "float32",
     "+actor_rollout_ref.actor.fsdp_config.mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32"},
+    # The reference model has settings of its own; in bf16 it is another model than the one it is compared with.
+    "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
+    "actor_rollout_ref.ref.fsdp_config.model_dtype": "fp32",
+    "actor_rollout_ref.ref.fsdp_config.dtype": "float32",
+    "+actor_rollout_ref.ref.fsdp_config.mixed_precision": {"param_dtype": "fp32", "reduce_dtype": "fp32"},
 }
 """What a run without an accelerator needs; all of it in fp32, so that log-probs agree to rounding."""
 

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed
+from torch.distributed.fsdp import CPUOffloadPolicy
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.utils import distributed
 
@@ -177,3 +178,14 @@ def use_one_backend() -> None:
 
     distributed.initialize_global_process_group_ray = process_group_ray
     distributed.initialize_global_process_group = process_group
+
+
+def use_pageable_memory() -> None:
+    """veRL keeps a reference model in pinned memory, for copies to a device; there is none, and torch cannot pin."""
+    made = CPUOffloadPolicy.__init__
+
+    def pageable(self: CPUOffloadPolicy, pin_memory: bool = False) -> None:
+        del pin_memory
+        made(self, pin_memory=False)
+
+    CPUOffloadPolicy.__init__ = pageable

@@ -20,7 +20,7 @@ from verl.plugin.platform.platform_manager import PlatformRegistry
 from verl.workers.rollout import base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from openforgerl.training.verl.cpu import CpuPlatform, use_one_backend
+from openforgerl.training.verl.cpu import CpuPlatform, use_one_backend, use_pageable_memory
 
 ROLLOUT = "openforgerl_torch"
 """`actor_rollout_ref.rollout.name` of the replica that needs no vLLM and no GPU."""
@@ -37,6 +37,7 @@ RolloutReplicaRegistry.register(ROLLOUT, _load_replica)
 base._ROLLOUT_REGISTRY[(ROLLOUT, "async")] = f"{_REPLICA}.ServerAdapter"  # veRL has no function for it
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     use_one_backend()
+    use_pageable_memory()
     # veRL's FSDP engine is registered for cuda and npu; nothing in it needs them.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     os.environ.setdefault("VERL_ENGINE_VENDOR", "nvidia")
