@@ -67,8 +67,8 @@ def test_it_learns_to_act(tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
     assert report["model"]["parameters"] > 130e6
     assert report["stages"]["untrained"]["pass_at_1"]["value"] == 0
-    assert report["stages"]["sft"]["pass_at_1"]["value"] > 0
-    assert max(report["curves"]["reward"]) > 0
+    assert report["curves"]["reward"][0] > 0  # so little SFT suffices for some rollouts...
+    assert report["rl"]["updates"] > 0  # ...and not for all of a group, so that GRPO has something to compare
     for account in report["tokens"].values():
         ended = account["trained"] + sum(account["masked"].values()) + sum(account["dropped"].values())
         assert account["sampled"] == ended > 0
