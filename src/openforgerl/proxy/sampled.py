@@ -6,9 +6,13 @@ import time
 
 import msgspec
 
+from openforgerl.errors import EngineError
 from openforgerl.protocols import Renderer
 from openforgerl.types import CallStatus, Chunk, FinishReason, ModelCall, WeightsSpan
 from openforgerl.wire import ShownToken
+
+_ROUNDING = 1e-3
+"""What a log-prob of a token that is all but certain may be above 0 by."""
 
 
 class SampledTokens:
@@ -23,7 +27,7 @@ class SampledTokens:
         self._first_token: float | None = None
 
     def add(self, chunk: Chunk) -> None:
-        """Take in one chunk, in order."""
+        """Take in one chunk, in order. EngineError when its log-probs are none; the ids count all the same."""
         if not chunk.ids:
             return
         if self._first_token is None:
@@ -31,6 +35,9 @@ class SampledTokens:
         if not self._versions or self._versions[-1][1] != chunk.weights_version:
             self._versions.append((len(self.ids), chunk.weights_version))
         self.ids += chunk.ids
+        for value in (*(chunk.logprobs or ()), *(chunk.sampling_logprobs or ())):
+            if value > _ROUNDING:  # that they are finite `Chunk` sees to
+                raise EngineError(f"the engine gave {value} as a log-prob, which is above 0")
         self._logprobs += chunk.logprobs or ()
         self._sampling_logprobs += chunk.sampling_logprobs or ()
 
