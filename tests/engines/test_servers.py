@@ -292,7 +292,7 @@ async def ask(opened: ServerEngine, ids: tuple[int, ...], session: str) -> list[
 @pytest.mark.parametrize("flavour", FLAVOURS)
 async def test_a_prompt_at_which_servers_fail_takes_them_from_nobody(flavour: Flavour, fails_after: int | None) -> None:
     servers = [FakeServer(flavour=flavour, fails_at=HOSTILE, fails_after=fails_after) for _ in range(3)]
-    patient = ServersOptions(connect_s=1.0, retry_seconds=30.0, patience_s=2.0)  # one mark would be seen
+    patient = ServersOptions(connect_s=20.0, retry_seconds=60.0, patience_s=20.0)  # one mark would be seen
     async with engine(*servers, options=patient) as opened:
 
         async def hostile(number: int) -> None:
@@ -320,7 +320,7 @@ async def test_a_failure_at_one_answer_that_another_replica_does_not_have_is_not
 
 async def test_a_replica_that_fails_and_says_that_it_is_ill_is_left_alone() -> None:
     servers = [FakeServer(fails_at=HOSTILE), FakeServer()]
-    patient = ServersOptions(connect_s=1.0, retry_seconds=30.0, patience_s=2.0)
+    patient = ServersOptions(connect_s=20.0, retry_seconds=60.0, patience_s=20.0)
     async with engine(*servers, options=patient) as opened:
         sessions = [f"session-{number}" for number in range(8)]
         for session in sessions:
