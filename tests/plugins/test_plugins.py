@@ -34,4 +34,4 @@ def test_what_cannot_be_loaded_is_named(name: str, complaint: str) -> None:
 def test_every_point_has_two_plugins_or_is_not_a_choice_of_the_user() -> None:
     """DESIGN §3: no plugin point without two implementations. These only defer an import (and `verb` too)."""
     alone = [point for point, found in plugins.BUILT_IN.items() if len(found) < 2]
-    assert set(alone) <= {"diagnosis", "model", "reaping", "rescoring", "verifier"}
+    assert set(alone) <= {"adapter", "diagnosis", "model", "reaping", "rescoring", "verifier"}
