@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 UPGRADE = "openforgerl-sandbox"
 PATH = "/v1/pods/"
 """Before the pod's name."""
+_LAST_TURNS = 4
+"""Turns of the event loop in which a connection that was accepted just before the end becomes a stream and is gone."""
 _HEAD_LIMIT = 8192
 _HEAD_SECONDS = 5.0
 """An init sends its head with the first packet, so this is slack for a slow network and for our own event loop."""
@@ -143,6 +145,8 @@ class Gateway:
             writer.transport.abort()
         if waiting:
             await asyncio.wait([task for task, _ in waiting])
+        for _ in range(_LAST_TURNS):
+            await asyncio.sleep(0)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._server is None:  # taken just before the end
