@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from openforgerl.conversation import Beginnings
 from openforgerl.errors import StoreError
-from openforgerl.store.content import ContentReader, ContentWriter, WriterConnection
+from openforgerl.store.content import MOST_NEW, ContentReader, ContentWriter, WriterConnection
 from openforgerl.store.packing import IdsDigest, digest_ids, pack_ids
 from openforgerl.store.schema import TABLES
 from openforgerl.types import Message, Role, Text
@@ -93,3 +93,10 @@ def test_a_digest_goes_on_as_if_begun_anew(begun: list[int], more: list[int]) ->
     assert (longer.value, longer.length) == (hashlib.sha256(pack_ids(whole)).digest(), len(whole))
     assert longer.with_more((*whole, 7)).value == digest_ids((*whole, 7))
     assert IdsDigest(begun).value == digest_ids(begun)
+
+
+def test_a_list_that_begins_too_large_is_not_held(connection: WriterConnection) -> None:
+    writer, lists = ContentWriter(connection), Beginnings[object, int]()
+    small, large = [{"text": "a"}], [{"text": "b" * MOST_NEW}]
+    writer.fields({"messages": small, "input": large}, lists)
+    assert (len(lists.known(small)), len(lists.known(large))) == (1, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from typing import Any
 
 import msgspec
@@ -14,7 +16,7 @@ from openforgerl.errors import WireError
 from openforgerl.types import Message, Role
 from openforgerl.wire import ChatDialect, Dialect, GeminiDialect, MessagesDialect, ResponsesDialect
 from openforgerl.wire.notes import Notes
-from openforgerl.wire.rereading import Rereading
+from openforgerl.wire.rereading import MOST_BYTES, MOST_ITEMS, Rereading
 
 from .messages_client import Remembered
 
@@ -189,3 +191,26 @@ def test_messages_read_before_are_not_read_again() -> None:
         rereading.keep(held)
         assert len(rereading.messages(value["messages"], "chat", Notes(), read_one)) == count
     assert read == [0, 1, 2]
+
+
+def items_of(count: int, size: int) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": f"{at}" + "x" * size} for at in range(count)]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "held"),
+    [(items_of(3, 10), True), (items_of(MOST_ITEMS + 1, 0), False), (items_of(2, MOST_BYTES // 2), False)],
+    ids=["small", "many-items", "many-bytes"],
+)
+def test_what_an_agent_sends_is_held_only_while_it_is_small(body: bytes, held: bool) -> None:
+    """Its items, its messages and its list: the count of references tells."""
+    memory = Remembered({})
+    requests = [ChatDialect().parse(body, memory=memory) for _ in range(2)]
+    assert requests[0].conversation == requests[1].conversation
+    first = [request.conversation.messages[0] for request in requests]
+    assert (first[0] is first[1]) is held
+    last = requests[1].raw["messages"][-1]
+    del requests, first
+    # One reference is ours, one is the call's: what else is there is a session's memory.
+    gc.collect()
+    assert (sys.getrefcount(last) > 2) is held

@@ -178,9 +178,8 @@ class Restorer:
     def remember(self, prompt: Prompt, layout: Layout) -> None:
         """What `prompt` was made of, so that a prompt that continues it need not be made from its beginning."""
         if prompt.ids and prompt.origins:
-            # A character is a byte or more; ids and pieces, which prompts share, are counted by their pointers, runs by
-            # their tuples.
-            size = len(layout.text) + 8 * len(prompt.ids) + 8 * len(layout.pieces) + 80 * len(layout.runs)
+            # A character is a byte or more; ids are counted by their pointers, pieces and runs as the objects they are.
+            size = len(layout.text) + 8 * len(prompt.ids) + 100 * len(layout.pieces) + 80 * len(layout.runs)
             self._seen.put(_name_of(prompt.ids), _Seen(prompt, layout), size)
 
     def earlier(self, restored: Mapping[int, ModelCall]) -> Layout | None:

@@ -24,6 +24,10 @@ from openforgerl.types import JsonValue
 LONG_STRING = 128
 """Shorter strings cost less written out than as a reference."""
 
+MOST_NEW = 8 * 2**20
+"""Bytes of new items of a list that is remembered: one that has more does not go on from another, so the next one will
+not either, and would only be held."""
+
 _STRING = "\x00s"
 _CHAIN = "\x00c"
 _PAIRS = "\x00d"
@@ -159,13 +163,17 @@ class ContentWriter:
     def _chain(self, value: Sequence[Any], lists: Beginnings[Any, int]) -> int:
         """The last node of a list."""
         nodes = lists.known(value)
+        size = 0
         for item in value[len(nodes) :]:
-            nodes.append(self._node(nodes[-1] if nodes else 0, self._item(item)))
-        lists.keep(value, nodes)
+            data = msgspec.json.encode(item)
+            size += len(data)
+            nodes.append(self._node(nodes[-1] if nodes else 0, self._item(item, data)))
+        if size <= MOST_NEW:
+            lists.keep(value, nodes)
         return nodes[-1]
 
-    def _item(self, item: Any) -> int:
-        known = hashlib.sha256(msgspec.json.encode(item)).digest()
+    def _item(self, item: Any, data: bytes) -> int:
+        known = hashlib.sha256(data).digest()
         found = self._connection.items.get(known)
         if found is None:
             plain = msgspec.to_builtins(item) if isinstance(item, msgspec.Struct) else item

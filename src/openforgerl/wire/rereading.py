@@ -19,6 +19,11 @@ from openforgerl.wire.notes import Noted, Notes
 LISTS = ("messages", "input", "contents", "system", "tools")
 """Fields that hold what comes again, in one dialect or another."""
 
+MOST_BYTES = 8 * 2**20
+MOST_ITEMS = 20_000
+"""A larger body, or one of more items, is read as if it were the first, and nothing of it is held: an agent chooses
+what it sends, and shares the proxy with others."""
+
 _BODIES = 4
 """How many bodies' items are held: a session may carry a few conversations at once."""
 
@@ -26,11 +31,18 @@ ReadOne = Callable[[int, JsonValue, Notes], list[Message]]
 """Messages of the item at an index of the history."""
 
 
+class _Body(msgspec.Struct, frozen=True):
+    """The items of one body by digest, and what tells that an object is one of them."""
+
+    items: dict[bytes, JsonValue]
+    ids: frozenset[int]
+
+
 class Rereading:
     """What one session's earlier requests held."""
 
     def __init__(self) -> None:
-        self._bodies: tuple[dict[bytes, JsonValue], ...] = ()
+        self._bodies: tuple[_Body, ...] = ()
         self._read: dict[tuple[str, bool], Beginnings[JsonValue, Noted | None]] = {}
 
     def decode(self, body: bytes) -> tuple[JsonValue, JsonValue, dict[bytes, JsonValue]]:
@@ -39,6 +51,9 @@ class Rereading:
         Raises ValueError (msgspec.DecodeError is one) and RecursionError where decoding the whole would raise, in other
         words.
         """
+        if len(body) > MOST_BYTES:
+            value = msgspec.json.decode(body)
+            return value, value, {}
         body.decode()  # what is skipped below is not looked at so closely
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         value: dict[str, JsonValue] = {}
@@ -54,8 +69,8 @@ class Rereading:
     def keep(self, items: dict[bytes, JsonValue]) -> None:
         """Hold the items of a body that is taken."""
         if items:
-            others = [body for body in self._bodies if not body.keys() <= items.keys()]
-            self._bodies = (*others[1 - _BODIES :], items)
+            others = [body for body in self._bodies if not body.items.keys() <= items.keys()]
+            self._bodies = (*others[1 - _BODIES :], _Body(items, frozenset(map(id, items.values()))))
 
     def clear(self) -> None:
         """Forget all."""
@@ -83,17 +98,23 @@ class Rereading:
             if noted.warnings or noted.unlisted or noted.images:
                 notes.take(noted)
             messages += noted.messages
-        read.keep(given, found)
+        if self._holds(given):
+            read.keep(given, found)
         return messages
 
     def passages(self, given: Sequence[JsonValue], dialect: str, notes: Notes, messages: list[Message]) -> Passages:
         """As `messages`, for dialects in which several items make a message. `messages`: what they are added to."""
-        return Passages(self._read.setdefault((dialect, notes.strict), Beginnings(_BODIES)), given, notes, messages)
+        read = self._read.setdefault((dialect, notes.strict), Beginnings[JsonValue, Noted | None](_BODIES))
+        return Passages(read if self._holds(given) else Beginnings(0), given, notes, messages)
 
     def _items(self, raw: msgspec.Raw, held: dict[bytes, JsonValue]) -> tuple[list[JsonValue], list[JsonValue]]:
+        pieces = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        if len(held) + len(pieces) > MOST_ITEMS:
+            whole = msgspec.json.decode(raw)
+            return whole, whole
         items: list[JsonValue] = []
         new: list[JsonValue] = []
-        for piece in msgspec.json.decode(raw, type=list[msgspec.Raw]):
+        for piece in pieces:
             digest = hashlib.sha256(piece).digest()
             item = held.get(digest, self._held(digest))
             if item is _NOT_HELD:
@@ -105,9 +126,13 @@ class Rereading:
 
     def _held(self, digest: bytes) -> JsonValue:
         for body in reversed(self._bodies):
-            if digest in body:
-                return body[digest]
+            if digest in body.items:
+                return body.items[digest]
         return _NOT_HELD
+
+    def _holds(self, given: Sequence[JsonValue]) -> bool:
+        """Whether the items of a history are held: all are, or none."""
+        return any(id(given[0]) in body.ids and id(given[-1]) in body.ids for body in self._bodies) if given else False
 
 
 _NOT_HELD = object()
