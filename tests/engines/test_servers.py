@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
@@ -57,6 +58,20 @@ async def engine(
 
 async def collect(opened: ServerEngine, sampling: Sampling, *, session: str = "s", **more: Any) -> list[Chunk]:
     return [chunk async for chunk in opened.generate(Prompt(ids=PROMPT), sampling, affinity=session, **more)]
+
+
+def sessions_of(*servers: FakeServer, each: int = 4) -> list[str]:
+    """Names of sessions: `each` for every server. Ports differ from run to run, and so do the shares of given names."""
+    replicas = Replicas([Replica(server.url) for server in servers], retry_seconds=1.0, clock=lambda: 0.0)
+    found: dict[str, list[str]] = {server.url: [] for server in servers}
+    for number in itertools.count():
+        chosen = replicas.choose(f"session-{number}")
+        assert chosen is not None
+        if len(found[chosen.url]) < each:
+            found[chosen.url].append(f"session-{number}")
+        if all(len(names) == each for names in found.values()):
+            return [name for names in found.values() for name in names]
+    raise AssertionError("unreachable")
 
 
 def joined(chunks: list[Chunk]) -> tuple[list[int], list[float]]:
@@ -233,7 +248,7 @@ async def test_new_weights_answer_and_old_ones_never_do(flavour: Flavour, tmp_pa
         servers[0].takes_weights = False
         servers[0].bodies.clear()
         await opened.load(tmp_path, 8)
-        for session in "abcdefgh":
+        for session in sessions_of(*servers):
             ids, _ = joined(await collect(opened, Sampling(max_tokens=2), session=session))
             assert ids == continuation(PROMPT, 2, 2)
         assert not servers[0].bodies
@@ -305,9 +320,9 @@ async def test_a_prompt_at_which_servers_fail_takes_them_from_nobody(flavour: Fl
         assert sum(len(server.bodies) for server in servers) == 18
         for server in servers:
             server.bodies.clear()
-        answers = await asyncio.gather(*(ask(opened, PROMPT, f"session-{number}") for number in range(12)))
+        answers = await asyncio.gather(*(ask(opened, PROMPT, session) for session in sessions_of(*servers)))
         assert answers == [continuation(PROMPT, 8)] * 12
-        assert all(server.bodies for server in servers)  # every replica still has its own sessions
+        assert [len(server.bodies) for server in servers] == [4, 4, 4]  # every replica still has its own sessions
 
 
 async def test_a_failure_at_one_answer_that_another_replica_does_not_have_is_not_seen() -> None:
@@ -322,10 +337,10 @@ async def test_a_replica_that_fails_and_says_that_it_is_ill_is_left_alone() -> N
     servers = [FakeServer(fails_at=HOSTILE), FakeServer()]
     patient = ServersOptions(connect_s=20.0, retry_seconds=60.0, patience_s=20.0)
     async with engine(*servers, options=patient) as opened:
-        sessions = [f"session-{number}" for number in range(8)]
+        sessions = sessions_of(*servers)
         for session in sessions:
             await ask(opened, PROMPT, session)
-        assert servers[0].bodies and servers[1].bodies
+        assert [len(server.bodies) for server in servers] == [4, 4]
         servers[0].health = 503
         for session in sessions:
             assert await ask(opened, (1, HOSTILE), session) == continuation((1, HOSTILE), 8)
