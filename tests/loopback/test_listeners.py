@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -52,6 +53,25 @@ async def test_closing_the_proxy_closes_handed_over_sockets(tmp_path: Path, rend
         for listener in listeners:
             await home.proxy.add_listener(listener)
     assert [listener.fileno() for listener in listeners] == [-1, -1, -1]
+
+
+@pytest.mark.parametrize("turns", range(10))
+async def test_a_client_of_the_last_moment_is_cut_and_not_kept(
+    turns: int, tmp_path: Path, renderer: ChatRenderer
+) -> None:
+    """In each turn of the loop that lies between accepting a client and knowing it."""
+    async with house(tmp_path, renderer, scripted(renderer)) as home:
+        listener = listening()
+        await home.proxy.add_listener(listener)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(3)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await home.proxy.remove_listener(listener)
+        for client in clients:
+            client.setblocking(False)
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 5) == b""
+            client.close()
 
 
 async def test_connections_without_end_stay_bounded(tmp_path: Path, renderer: ChatRenderer) -> None:

@@ -110,9 +110,8 @@ class ProxyServer:
             for site in list(runner.sites) if runner is not None else ():
                 await site.stop()
         await self.sessions.shut_down()
-        for bounded in self._listeners.values():
-            bounded.stop()
-        self._listeners.clear()
+        while self._listeners:
+            await self._listeners.popitem()[1].stop()
         for runner in (data, control):
             if runner is not None:
                 await runner.cleanup()
@@ -136,7 +135,7 @@ class ProxyServer:
         """Close an added socket and what came through it; nothing when it is not (or no longer) served."""
         bounded = self._listeners.pop(listener, None)
         if bounded is not None:
-            bounded.stop()
+            await bounded.stop()
 
     @property
     def data_address(self) -> tuple[str, int]:

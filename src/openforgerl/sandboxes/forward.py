@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 
+from openforgerl.sandboxes.accepting import stop_accepting
+
 
 class Forwarder:
     """Serves a listening socket of the sandbox by connecting each client to `address`, and nothing else."""
@@ -15,6 +17,7 @@ class Forwarder:
         self._address = address
         self._most = most
         self._server: asyncio.Server | None = None
+        self._ended = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, listener: socket.socket) -> None:
@@ -23,20 +26,24 @@ class Forwarder:
 
     async def close(self) -> None:
         """Stop listening and cut every connection."""
+        self._ended = True
         if self._server is not None:
-            self._server.close()
+            await stop_accepting(self._server)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= self._most:
+        if self._ended or len(self._tasks) >= self._most:
             writer.transport.abort()
             return
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # Not in the task: what is cancelled before its first step runs no `finally`. The client sees a reset, as it
+        # would without us in between.
+        task.add_done_callback(lambda _: writer.transport.abort())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -45,15 +52,17 @@ class Forwarder:
             else:
                 up_reader, up_writer = await asyncio.open_connection(*self._address)
         except OSError:
-            writer.transport.abort()  # the client sees a reset, as it would without us in between
             return
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_pump(reader, up_writer))
                 group.create_task(_pump(up_reader, writer))
+            for one in (up_writer, writer):  # what is still to be sent, is
+                one.close()
+                with contextlib.suppress(OSError):
+                    await one.wait_closed()
         finally:
             up_writer.transport.abort()
-            writer.transport.abort()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from openforgerl.errors import ConfigError
+from openforgerl.sandboxes.accepting import stop_accepting
 from openforgerl.sandboxes.credentials import Credentials
 
 log = logging.getLogger(__name__)
@@ -22,8 +23,6 @@ log = logging.getLogger(__name__)
 UPGRADE = "openforgerl-sandbox"
 PATH = "/v1/pods/"
 """Before the pod's name."""
-_LAST_TURNS = 4
-"""Turns of the event loop in which a connection that was accepted just before the end becomes a stream and is gone."""
 _HEAD_LIMIT = 8192
 _HEAD_SECONDS = 5.0
 """An init sends its head with the first packet, so this is slack for a slow network and for our own event loop."""
@@ -53,6 +52,7 @@ class Gateway:
         self._over: set[str] = set()
         self._wanted_port = port
         self._server: asyncio.Server | None = None
+        self._ended = False
         self._expected: dict[str, tuple[Credentials, Callable[[Stream], None]]] = {}
         self._kept: dict[str, Stream] = {}
         self._waiting: dict[str, dict[asyncio.Task[None], asyncio.StreamWriter]] = {}
@@ -133,9 +133,10 @@ class Gateway:
     async def close(self) -> None:
         """Stop listening. Streams that were handed over are their takers'."""
         self._expected.clear()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._ended = True
+        server, self._server = self._server, None
+        if server is not None:
+            await stop_accepting(server)
         for _, writer in self._kept.values():
             writer.transport.abort()
         self._kept.clear()
@@ -145,11 +146,9 @@ class Gateway:
             writer.transport.abort()
         if waiting:
             await asyncio.wait([task for task, _ in waiting])
-        for _ in range(_LAST_TURNS):
-            await asyncio.sleep(0)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._server is None:  # taken just before the end
+        if self._ended:  # taken just before the end
             writer.transport.abort()
             return
         name: object = writer.get_extra_info("peername")
