@@ -140,6 +140,8 @@ class PodLife:
         Its object is taken away by force only where its node is out of reach; what runs there is fenced.
         """
         self._facility.gateway.forget(self.name)
+        if self._stream is not None:  # whoever should have taken it may have been stopped before
+            self._stream[1].transport.abort()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])

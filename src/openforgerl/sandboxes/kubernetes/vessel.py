@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from openforgerl.errors import StageError
-from openforgerl.sandboxes.channel import Channel, Gone
+from openforgerl.sandboxes.channel import Channel
 from openforgerl.sandboxes.kubernetes.classification import CONTAINER
 from openforgerl.sandboxes.kubernetes.cluster import Object
 from openforgerl.sandboxes.kubernetes.gateway import Stream
@@ -81,19 +83,21 @@ class PodVessel:
 
     def _again(self, stream: Stream) -> None:
         """Init has dialled again."""
-        self._spawn(self._rejoin(stream))
+        self._spawn(self._channel.rejoin(*stream)).add_done_callback(partial(self._rejoined, stream))
 
-    async def _rejoin(self, stream: Stream) -> None:
-        try:
-            await self._channel.rejoin(*stream)
-        except (Gone, TimeoutError) as error:
+    def _rejoined(self, stream: Stream, task: asyncio.Task[None]) -> None:
+        """The channel has the stream, or nobody: what is cancelled before its first step runs no `finally`."""
+        if task.cancelled():
+            stream[1].transport.abort()
+        elif (error := task.exception()) is not None:
             log.warning("pod %s: what dialled again is not its init: %s", self._life.name, error or "another process")
             stream[1].transport.abort()
 
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def described(
