@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from openforgerl.testing.fake_init import FakePod
 from openforgerl.testing.fake_kubernetes import Clock, ClusterOptions, FakeCluster, Image, NodeSpec
@@ -16,11 +14,9 @@ from openforgerl.testing.fake_kubernetes.kinds import PODS
 from openforgerl.testing.fake_sandbox import Program
 from openforgerl.types import Exit, Verdict
 
+from .storming import storm
+
 HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("storm", HERE / "storm.py")
-assert _spec is not None and _spec.loader is not None
-storm: Any = sys.modules.setdefault("storm", importlib.util.module_from_spec(_spec))
-_spec.loader.exec_module(storm)
 
 
 class CountingPods(storm.StormPods):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,18 +16,9 @@ from openforgerl.testing.fake_kubernetes.kinds import CONFIG_MAPS, PODS, QUOTAS,
 from openforgerl.testing.fake_kubernetes.objects import Change
 from openforgerl.types import Verdict
 
+from .storming import storm
+
 LEASES = next(resource for resource in RESOURCES if resource.plural == "leases")
-
-
-def load_storm() -> Any:
-    spec = importlib.util.spec_from_file_location("storm", Path(__file__).with_name("storm.py"))
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["storm"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-storm = load_storm()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import random
 import signal
@@ -22,19 +21,11 @@ from openforgerl.testing.fake_kubernetes import Clock, ClusterOptions, FakeClust
 from openforgerl.testing.fake_kubernetes.kinds import CONFIG_MAPS, PODS, RESOURCES
 from openforgerl.types import Attempt, Failure, Verdict
 
-STORM = Path(__file__).with_name("storm.py")
+from .storming import STORM, storm
+
 LEASES = next(resource for resource in RESOURCES if resource.plural == "leases")
 
 
-def load_storm() -> Any:
-    spec = importlib.util.spec_from_file_location("storm", STORM)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["storm"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-storm = load_storm()
 GROUP: int = storm.GROUP
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,17 +16,7 @@ from openforgerl.testing.fake_kubernetes.kinds import CONFIG_MAPS, PODS
 from openforgerl.testing.tiny_model import write_tiny_model
 from openforgerl.types import Verdict
 
-
-def load_storm() -> Any:
-    """`storm.py` as a module that `module:Class` finds."""
-    spec = importlib.util.spec_from_file_location("storm", Path(__file__).with_name("storm.py"))
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["storm"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-storm = load_storm()
+from .storming import storm
 
 
 @pytest.mark.parametrize(
