@@ -111,6 +111,53 @@ def test_an_account_that_does_not_add_up_is_a_finding(
     assert code == 1 and "is not what the samples say" in said
 
 
+def damaged(folder: Path, place: Path, *statements: str) -> Path:
+    copy = shutil.copytree(folder, place / "copy")
+    with sqlite3.connect(copy / "run.sqlite") as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+    return copy
+
+
+def test_a_call_that_is_gone_is_a_finding_also_where_weights_are_named(
+    folder: Path, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = damaged(folder, tmp_path, "DELETE FROM calls WHERE session_id = 'r0-a0'")
+    for words in ((), ("--model", tiny)):
+        code, said, _ = ran(capsys, "audit", copy, *words)
+        assert code == 1 and "FINDING r0-a0: " in said
+    for form in ("atif", "openai-jsonl"):
+        code, _, err = ran(capsys, "export", copy, "--format", form, "--out", tmp_path / form)
+        assert code == 1 and "which the run does not hold: it is damaged" in err
+
+
+def test_nothing_to_audit_is_a_finding(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = damaged(folder, tmp_path, "DELETE FROM samples", "UPDATE attempts SET totals = NULL")
+    code, said, _ = ran(capsys, "audit", copy)
+    assert code == 1
+    assert "FINDING no attempt was audited" in said and "it is graded, " in said and "it has no samples" in said
+
+
+def test_weights_by_which_nothing_is_scored_are_a_finding(
+    folder: Path, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = damaged(folder, tmp_path, "DELETE FROM calls")
+    code, said, _ = ran(capsys, "audit", copy, "--model", tiny)
+    assert code == 1 and "FINDING nothing was scored again with --model" in said
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"added_tokens": [1]}'])
+def test_a_tokenizer_that_cannot_be_read_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    copy = damaged(folder, tmp_path)
+    (copy / "tokenizer").mkdir(exist_ok=True)
+    (copy / "tokenizer" / "tokenizer.json").write_text(content)
+    code, _, err = ran(capsys, "audit", copy)
+    assert code == 2 and "the run's tokenizer cannot be read" in err
+
+
 def test_an_unknown_purpose_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = ran(capsys, "audit", folder, "--purpose", "rl")
     assert code == 2 and "no rollouts of purpose 'rl'" in err

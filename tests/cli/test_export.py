@@ -138,4 +138,31 @@ def test_sft_without_anything_to_train_on_says_what_to_give(
     data = tmp_path / "one.jsonl"
     data.write_text('{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n')
     code, _, err = ran(capsys, "train", "sft", "--model", tiny, "--data", data, "--out", tmp_path / "out")
-    assert code == 2 and "1 solved tasks and conversations; SFT needs at least two" in err
+    assert code == 2 and "1 solved tasks and conversations with trained tokens; SFT needs at least two" in err
+
+
+def test_conversations_that_train_nothing_are_left_out_and_what_is_not_read_is_said(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the seed: the split would else put one of them alone on the validation side."""
+    good = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "thinking": "deep"}]
+    idle = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "weight": 0}]
+    data = tmp_path / "some.jsonl"
+    data.write_text("".join(json.dumps({"messages": one}) + "\n" for one in (good, idle, good, idle, idle)))
+    for seed in range(3):
+        words = ("train", "sft", "--model", tiny, "--data", data, "--out", tmp_path / f"{seed}", "-s", "sft.steps=1")
+        code, _, err = ran(capsys, *words, "-s", f"seed={seed}")
+        assert code == 0
+        assert "3 solved tasks and conversations are left out: nothing in them trains" in err
+        assert "in 2 of 5 conversations: messages[].thinking is not read" in err
+
+
+def test_one_file_by_two_names_does_not_train_twice(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "one.jsonl"
+    data.write_text('{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n' * 2)
+    other = tmp_path / ".." / tmp_path.name / "one.jsonl"
+    words = ("train", "sft", "--model", tiny, "--data", data, "--data", other, "--out", tmp_path / "out")
+    code, _, err = ran(capsys, *words)
+    assert code == 2 and "names already: it would train twice" in err

@@ -101,6 +101,26 @@ def test_the_same_harness_asks_the_same_and_is_answered_token_by_token(
     assert then[0].call_id != now[0].call_id  # so the tool calls' ids differ, and that is no difference
 
 
+def test_a_folder_that_holds_a_replay_is_refused(
+    capsys: pytest.CaptureFixture[str], react: tuple[Path, str], tmp_path: Path
+) -> None:
+    """The rollout is finished there, so nothing would run, and the old comparison would be told as the new one."""
+    folder, rollout = react
+    assert ran(capsys, "replay", folder, rollout, "--run", tmp_path / "again")[0] == 0
+    for words in ((), ("--fork", "1")):
+        with pytest.raises(SystemExit) as left:
+            main(["replay", str(folder), rollout, "--run", str(tmp_path / "again"), *words])
+        assert left.value.code == 2
+        assert "holds a replay of this rollout already" in capsys.readouterr().err
+
+
+def test_another_sampling_is_a_difference(capsys: pytest.CaptureFixture[str], react: tuple[Path, str]) -> None:
+    folder, rollout = react
+    code, out = ran(capsys, "replay", folder, rollout, "-s", "rollout.max_output_tokens=77")
+    assert code == 1
+    assert out.count("differs at max_tokens (sampling_changed): '4096' became '77'") == 3
+
+
 def test_another_system_prompt_is_named_at_every_call(
     capsys: pytest.CaptureFixture[str], react: tuple[Path, str]
 ) -> None:
@@ -206,6 +226,7 @@ def test_pi(capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny: Path, monk
 def test_what_cannot_be_replayed_is_refused(capsys: pytest.CaptureFixture[str], react: tuple[Path, str]) -> None:
     folder, rollout = react
     for words, said in (
+        ((folder, rollout, "--fork", "4"), "the record has 3 calls"),
         ((folder, "r9"), "has no rollout or attempt 'r9'"),
         ((folder, rollout, "-s", "tasks.path=docs"), "holds no task"),
         ((folder, rollout, "-s", "tasks.path="), "names no tasks"),

@@ -12,6 +12,7 @@ import pytest
 from openforgerl.errors import InputError
 from openforgerl.formats import AttemptRecord, Imported, Report, open_writer, read_conversations, samples_of
 from openforgerl.formats.atif_schema import Document
+from openforgerl.formats.importing import EMPTY_TURN
 from openforgerl.rendering.renderer import ChatRenderer
 from openforgerl.types import Conversation, Message, Reasoning, Role, Sample, Source, Text, ThreadRole
 
@@ -130,7 +131,7 @@ def test_an_imported_conversation_is_one_row_in_which_its_answers_train(renderer
             assistant("three"),
         )
     )
-    found = samples_of(Imported(name="x", conversation=conversation, trains=frozenset({2, 4, 6})), renderer)
+    found = samples_of(Imported(clock=0.0, name="x", conversation=conversation, trains=frozenset({2, 4, 6})), renderer)
     (sample,) = found.samples
     assert sample.source is Source.IMPORT and sample.logprobs is None
     assert trained_text(sample, renderer) == ["one<|im_end|>", "two<|im_end|>", "three<|im_end|>"]
@@ -151,7 +152,7 @@ def test_untrained_turns_are_context_and_stripped_thoughts_make_rows(renderer: C
             assistant("three", "ah"),
         )
     )
-    found = samples_of(Imported(name="x", conversation=conversation, trains=frozenset({1, 5})), renderer)
+    found = samples_of(Imported(clock=0.0, name="x", conversation=conversation, trains=frozenset({1, 5})), renderer)
     assert [trained_text(sample, renderer) for sample in found.samples] == [
         ["<think>\nhm\n</think>\n\none<|im_end|>"],
         ["<think>\nah\n</think>\n\nthree<|im_end|>"],
@@ -163,9 +164,11 @@ def test_untrained_turns_are_context_and_stripped_thoughts_make_rows(renderer: C
 def test_a_conversation_that_begins_with_a_trained_answer_is_refused(renderer: ChatRenderer) -> None:
     conversation = Conversation(messages=(assistant("hello"),))
     with pytest.raises(InputError, match=r"f:1: messages\[0\] is an assistant turn that trains"):
-        samples_of(Imported(name="f:1", conversation=conversation, trains=frozenset({0})), renderer)
+        samples_of(Imported(clock=0.0, name="f:1", conversation=conversation, trains=frozenset({0})), renderer)
     with pytest.raises(ValueError, match="only assistant turns train"):
-        Imported(name="x", conversation=Conversation(messages=(text(Role.USER, "a"),)), trains=frozenset({0}))
+        Imported(
+            clock=0.0, name="x", conversation=Conversation(messages=(text(Role.USER, "a"),)), trains=frozenset({0})
+        )
 
 
 def test_export_and_import_give_the_ids_that_were_sampled(
@@ -316,7 +319,76 @@ def test_foreign_atif_is_read_as_its_rules_say(tmp_path: Path) -> None:
     assert main.conversation.messages[5].tool_calls[0].arguments == '{"ok":true}'
     assert main.conversation.messages[6].tool_call_id == "t1"
     assert main.trains == {3, 5}
-    assert sub.trains == {1} and sub.name.endswith("trajectory.json/sub")
+    assert sub.trains == {1} and sub.name.endswith("trajectory.json/0-sub")
+
+
+GOOD = {
+    "schema_version": "ATIF-v1.8",
+    "agent": {"name": "a", "version": "1"},
+    "steps": [{"step_id": 1, "source": "user", "message": "x"}, {"step_id": 2, "source": "agent", "message": "y"}],
+}
+
+
+def test_sub_agents_of_one_id_are_two_conversations(tmp_path: Path) -> None:
+    inner = GOOD | {"trajectory_id": "0"}
+    (tmp_path / "t.json").write_text(json.dumps(GOOD | {"subagent_trajectories": [inner, GOOD, inner]}))
+    assert len({one.name for one in read_conversations(tmp_path / "t.json")}) == 4
+
+
+def test_a_template_is_told_the_date_of_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    steps: Any = GOOD["steps"]
+    dated = [steps[0] | {"timestamp": "2026-03-04T05:06:07Z"}, steps[1] | {"timestamp": "2026-03-05T00:00:00Z"}]
+    path.write_text(json.dumps(GOOD | {"steps": dated}))
+    assert [one.clock for one in read_conversations(path)] == [1772600767.0]
+    for silent in (steps, [steps[0] | {"timestamp": "yesterday"}, steps[1]]):
+        path.write_text(json.dumps(GOOD | {"steps": silent}))
+        assert [one.clock for one in read_conversations(path)] == [path.stat().st_mtime]
+
+
+@pytest.mark.parametrize(
+    ("answer", "trains", "note"),
+    [
+        ({"content": "y"}, {1}, ""),
+        ({"content": None, "refusal": "no"}, set(), "messages[].refusal is not read"),
+        ({"text": "y"}, set(), "messages[].text is not read"),
+        ({"content": "", "toolCalls": []}, set(), "messages[].toolCalls is not read"),
+        ({"content": "y", "thinking": "deep"}, {1}, "messages[].thinking is not read"),
+    ],
+)
+def test_what_a_line_loses_is_noted_and_an_empty_turn_does_not_train(
+    answer: dict[str, Any], trains: set[int], note: str, tmp_path: Path
+) -> None:
+    line = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant"} | answer]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(line))
+    (one,) = read_conversations(tmp_path / "rows.jsonl")
+    assert one.trains == trains
+    assert (EMPTY_TURN in one.notes) == (not trains)
+    assert [said for said in one.notes if said != EMPTY_TURN] == ([note] if note else [])
+
+
+def test_keys_that_say_what_the_model_saw_are_noted(tmp_path: Path) -> None:
+    line = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "id": 7}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(line | {"functions": [{"name": "f"}]}))
+    (one,) = read_conversations(tmp_path / "rows.jsonl")
+    assert one.notes == ("functions is not read",)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "t.json"])
+def test_what_lies_too_deep_is_refused(name: str, tmp_path: Path) -> None:
+    deep = "[" * 5000 + "]" * 5000
+    form = '{"type": "function", "function": {"name": "f", "parameters": {"x": %s}}}'
+    for nested in (deep, "[" * 400 + "]" * 400):
+        tool = form % nested
+        if name == "rows.jsonl":
+            text = '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], '
+            text += f'"tools": [{tool}]}}'
+        else:
+            agent = f'{{"name": "a", "version": "1", "tool_definitions": [{tool}]}}'
+            text = json.dumps(GOOD | {"agent": 0}).replace('"agent": 0', f'"agent": {agent}')
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match=f"{name}.*(deep|nested)"):
+            read_conversations(tmp_path / name)
 
 
 @pytest.mark.parametrize(

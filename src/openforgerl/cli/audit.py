@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from openforgerl import plugins
-from openforgerl.errors import ConfigError
+from openforgerl.errors import ConfigError, InputError
 from openforgerl.formats import Selection
 from openforgerl.orchestrator.assembly import TOKENIZER, read_run
 from openforgerl.store import RunStore
@@ -86,9 +86,12 @@ async def _audit(folder: Path, model: Path | None, purpose: str | None, limits: 
             audits.append(done)
             findings += [f"{record.attempt.attempt_id}: {finding}" for finding in done.findings]
             rows.update({hash(sample.ids) for sample in record.samples.samples})
-            if record.rollout.purpose == TRAINED or model is not None:
+            if not done.findings and (record.rollout.purpose == TRAINED or model is not None):
                 scored += record.samples.samples
                 temperatures |= {call.call_id: call.sampling_applied.temperature or 1.0 for call in record.calls}
+        findings += await _without_samples(store, selection)
+        if not audits:
+            findings.append("no attempt was audited: none has a verdict and samples")
     finally:
         await database.close()
     rescored, differing = _rescored(scored, temperatures, weights, limits, asked=model is not None)
@@ -110,12 +113,34 @@ async def _weights(store: RunStore, folder: Path, model: Path | None) -> dict[in
     return {version: path for version, path in found.items() if path.is_dir()}
 
 
+async def _without_samples(store: RunStore, selection: Selection) -> list[str]:
+    """Findings: graded attempts of which nothing would train although their calls hold sampled tokens."""
+    found: list[str] = []
+    for attempt_id in selection.without_samples:
+        sampled = sum(len(call.sampled_ids) for call in await store.calls(attempt_id))
+        if sampled:
+            found.append(f"{attempt_id}: it is graded, {sampled} tokens were sampled for it, and it has no samples")
+    return found
+
+
+class _AddedToken(msgspec.Struct):
+    content: str
+
+
+class _Tokenizer(msgspec.Struct):
+    """Of a `tokenizer.json`."""
+
+    added_tokens: list[_AddedToken] = []
+
+
 def _added_tokens(file: Path) -> list[str]:
     """Texts of the added tokens of the tokenizer that the run keeps; none where it keeps none."""
     if not file.is_file():
         return []
-    kept: dict[str, Any] = msgspec.json.decode(file.read_bytes())
-    return [str(token["content"]) for token in kept.get("added_tokens", ())]
+    try:
+        return [token.content for token in msgspec.json.decode(file.read_bytes(), type=_Tokenizer).added_tokens]
+    except (msgspec.DecodeError, OSError) as error:
+        raise InputError(f"{file}: the run's tokenizer cannot be read: {error}") from error
 
 
 def _rescored(
@@ -127,6 +152,8 @@ def _rescored(
     asked: bool,
 ) -> tuple[Any, list[str]]:
     """What scoring again gave, as data, and what of it is over the limits."""
+    if asked and not samples:
+        return "no sound sample to score", ["nothing was scored again with --model: there is no sound sample"]
     if not samples or not weights:
         return "no weights of what these rollouts were sampled by: give --model DIR", []
     try:
@@ -142,6 +169,9 @@ def _rescored(
         for version in result.versions
         if not (version.mean <= limits[0] and version.max <= limits[1])
     ]
+    if asked and not result.versions:
+        left = "; ".join(f"{count} tokens, {reason}" for reason, count in result.unscored.items())
+        findings.append(f"nothing was scored again with --model: {left}")
     return msgspec.to_builtins(result), findings
 
 

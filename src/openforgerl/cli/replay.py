@@ -112,6 +112,8 @@ def replay(
     model on the same beginning. Exit code 0: every request is as recorded; 1: something differs.
     """
     recorded = asyncio.run(_read(folder, rollout))
+    if fork is not None and fork > len(recorded.calls):
+        raise InputError(f"--fork {fork}: the record has {len(recorded.calls)} calls, so it is at most that")
     tree = _recorded_config(folder)
     tree["harness"] = {**tree.get("harness", {}), "name": recorded.rollout.harness}
     known = {field.name for field in msgspec.structs.fields(RoomsConfig)} - {"mix"}
@@ -166,6 +168,8 @@ async def _replay(
         )
         stack.push_async_callback(engine.close)
         opened = await stack.enter_async_context(open_run(place, config))
+        if any(attempt.rollout_id == recorded.rollout.rollout_id for attempt in await opened.store.attempts()):
+            raise InputError(f"{place} holds a replay of this rollout already; name another --run, or remove it")
         keep_tokenizer(place, tokenizer)
         attempt = await _attempt(opened, config, engine, renderer, task, recorded, seed)
         now = await opened.store.calls(attempt.attempt_id)

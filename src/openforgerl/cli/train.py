@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -19,7 +20,7 @@ from openforgerl.cli.configs import (
 )
 from openforgerl.cli.interruption import run_until_interrupted, terminate_like_interrupt
 from openforgerl.cli.models import chosen_words, open_renderer
-from openforgerl.cli.progress import open_progress
+from openforgerl.cli.progress import open_progress, plain
 from openforgerl.config import choose_tasks, load_config
 from openforgerl.errors import ConfigError, InputError, Interrupted
 from openforgerl.formats import read_conversations, samples_of
@@ -132,14 +133,29 @@ def _conversations(data: tuple[Path, ...], model: Path) -> dict[str, list[Sample
     if not data:
         return {}
     renderer = load_renderer(model)
-    return {one.name: list(samples_of(one, renderer).samples) for path in data for one in read_conversations(path)}
+    taken: dict[Path, str] = {}
+    found: dict[str, list[Sample]] = {}
+    notes: Counter[str] = Counter()
+    for path in data:
+        for one in read_conversations(path):
+            place = Path(one.name).resolve()  # of file and line: one file may be named in two ways
+            if place in taken:
+                raise InputError(f"{one.name} is {taken[place]}, which --data names already: it would train twice")
+            taken[place] = one.name
+            notes.update(set(one.notes))
+            found[one.name] = list(samples_of(one, renderer).samples)
+    for note, count in notes.most_common():
+        click.echo(plain(f"in {count} of {len(found)} conversations: {note}"), err=True)
+    return found
 
 
 def _split(by_task: dict[str, list[Sample]], config: SftConfig) -> tuple[list[Sample], list[Sample]]:
     """Train and validation samples, split by task so that no task is on both sides."""
-    if len(by_task) < 2:
-        raise InputError(f"{len(by_task)} solved tasks and conversations; SFT needs at least two")
-    names = sorted(by_task)
+    names = sorted(name for name, rows in by_task.items() if any(row.trained_tokens for row in rows))
+    if idle := len(by_task) - len(names):
+        click.echo(f"{idle} solved tasks and conversations are left out: nothing in them trains", err=True)
+    if len(names) < 2:
+        raise InputError(f"{len(names)} solved tasks and conversations with trained tokens; SFT needs at least two")
     kept = set(random.Random(config.seed).sample(names, max(1, round(config.validation_share * len(names)))))
     return (
         [sample for name in names if name not in kept for sample in by_task[name]],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -10,7 +12,7 @@ import msgspec
 from openforgerl.errors import InputError
 from openforgerl.formats.atif import RAW
 from openforgerl.formats.atif_schema import AtifToolCall, Content, Document, ObservationResult, Step
-from openforgerl.formats.importing import Imported
+from openforgerl.formats.importing import Imported, as_imported
 from openforgerl.types import Conversation, JsonValue, Message, Part, Reasoning, Role, Text, ToolCall, ToolSpec
 
 
@@ -27,13 +29,17 @@ def read_atif(path: Path) -> list[Imported]:
     for file in files:
         try:
             document = msgspec.json.decode(file.read_bytes(), type=Document)
-            found.extend(_conversations(document, str(file)))
+            found.extend(_conversations(document, str(file), file.stat().st_mtime))
         except ValueError as error:
             raise InputError(f"{file} cannot be taken as ATIF: {error}") from error
+        except RecursionError as error:
+            raise InputError(f"{file}: lists and objects lie too deep in one another") from error
     return found
 
 
-def _conversations(document: Document, name: str) -> Iterator[Imported]:
+def _conversations(document: Document, name: str, clock: float) -> Iterator[Imported]:
+    """`clock`: the date where the document has none."""
+    clock = next(filter(None, (_seconds(step) for step in document.steps)), clock)
     messages: list[Message] = []
     trains: set[int] = set()
     for step in document.steps:
@@ -46,11 +52,18 @@ def _conversations(document: Document, name: str) -> Iterator[Imported]:
         for result in step.observation.results if step.observation is not None else ():
             messages.append(_result_message(result, step.step_id))
     tools = tuple(_tool(form) for form in document.agent.tool_definitions or ())
-    yield Imported(
-        name=name, conversation=Conversation(messages=tuple(messages), tools=tools), trains=frozenset(trains)
-    )
+    yield as_imported(name, Conversation(messages=tuple(messages), tools=tools), trains, clock=clock)
     for number, inner in enumerate(document.subagent_trajectories or ()):
-        yield from _conversations(inner, f"{name}/{inner.trajectory_id or number}")
+        known = f"-{inner.trajectory_id}" if inner.trajectory_id else ""  # nothing keeps two from having one id
+        yield from _conversations(inner, f"{name}/{number}{known}", clock)
+
+
+def _seconds(step: Step) -> float | None:
+    """When it was, Unix seconds; None when that is not said, or not as ISO 8601."""
+    with contextlib.suppress(ValueError, OverflowError):
+        moment = datetime.fromisoformat(step.timestamp or "")
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return None
 
 
 def _agent_message(step: Step) -> Message:

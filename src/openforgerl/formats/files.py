@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +21,22 @@ class PartialOutput:
             raise InputError(f"{out} exists already; name another --out, or remove it")
         out.parent.mkdir(parents=True, exist_ok=True)
         self._out = out
-        self.path = out.with_name(f".partial-{out.name}")
-        self.remove()
+        # Its own name: two exports to one place do not write into one another.
+        self.path = out.with_name(f".partial-{os.getpid()}-{os.urandom(4).hex()}-{out.name}")
         if folder:
             self.path.mkdir()
 
     def finish(self) -> None:
-        """Give it its name."""
-        self.path.rename(self._out)
+        """Give it its name. Raises InputError, having removed it, when something else has that name by now."""
+        try:
+            if self.path.is_dir():
+                self._out.mkdir()  # refuses what exists; a rename puts the folder in place of an empty one
+                self.path.rename(self._out)
+            else:
+                _link(self.path, self._out)
+        except FileExistsError as error:
+            self.remove()
+            raise InputError(f"{self._out} was made by somebody else meanwhile; name another --out") from error
 
     def remove(self) -> None:
         """Remove what is unfinished, if anything is."""
@@ -34,6 +44,20 @@ class PartialOutput:
             shutil.rmtree(self.path)
         else:
             self.path.unlink(missing_ok=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Rename, unless `target` exists: a rename would replace it."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV):
+            raise
+        if target.exists():  # a file system without links
+            raise FileExistsError(errno.EEXIST, "it exists", str(target)) from error
+        source.rename(target)
+    else:
+        source.unlink()
 
 
 class LineFile:
@@ -55,8 +79,10 @@ class LineFile:
 
     def remove(self) -> None:
         """Close it and remove it, unless it is finished."""
-        self._file.close()
-        self._partial.remove()
+        try:
+            self._file.close()  # may have to write what a full disk has no room for
+        finally:
+            self._partial.remove()
 
 
 def json_lines(path: Path, take: Callable[[bytes], None]) -> None:
@@ -69,3 +95,5 @@ def json_lines(path: Path, take: Callable[[bytes], None]) -> None:
                 take(line)
             except ValueError as error:
                 raise InputError(f"{path}:{number}: {error}") from error
+            except RecursionError as error:
+                raise InputError(f"{path}:{number}: lists and objects lie too deep in one another") from error

@@ -7,8 +7,11 @@ from history so gives several rows, each with the context that the model will se
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
+from openforgerl.conversation import MOST_NESTED, nested_too_deeply
 from openforgerl.errors import InputError, TemplateError
 from openforgerl.protocols import Renderer
 from openforgerl.trajectory import SamplePolicy, build, build_samples
@@ -34,12 +37,39 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     conversation: Conversation
     trains: frozenset[int]
     """Indices of the assistant messages that train; the others are context."""
+    clock: float
+    """What a template that prints the date is told, Unix seconds: when it was recorded, or the file written."""
+    notes: tuple[str, ...] = ()
+    """What of the file is not in it, in words that are the same for the same kind of loss."""
 
     def __post_init__(self) -> None:
         for index in self.trains:
             message = self.conversation.messages[index]
             if message.role is not Role.ASSISTANT:
                 raise ValueError(f"messages[{index}] is of role {message.role}; only assistant turns train")
+
+
+EMPTY_TURN = "an assistant turn without text, thought or tool call does not train"
+
+
+def as_imported(
+    name: str,
+    conversation: Conversation,
+    trains: Collection[int],
+    *,
+    clock: float,
+    notes: Collection[str] = (),
+) -> Imported:
+    """The conversation, in which an assistant turn that says nothing is context: its stop token alone is no lesson.
+
+    Raises ValueError for tools whose schemas lie too deep for any template.
+    """
+    for tool in conversation.tools:
+        if nested_too_deeply(tool.parameters):
+            raise ValueError(f"tool {tool.name}: its parameters lie more than {MOST_NESTED} levels deep")
+    empty = {at for at in trains if not conversation.messages[at].parts and not conversation.messages[at].tool_calls}
+    told = (*notes, EMPTY_TURN) if empty else tuple(notes)
+    return Imported(name=name, conversation=conversation, trains=frozenset(trains) - empty, clock=clock, notes=told)
 
 
 def samples_of(imported: Imported, renderer: Renderer) -> SampleSet:
@@ -55,7 +85,7 @@ def samples_of(imported: Imported, renderer: Renderer) -> SampleSet:
             raise InputError(f"{imported.name}: messages[0] is an assistant turn that trains; nothing comes before it")
         before = msgspec.structs.replace(imported.conversation, messages=messages[:index])
         try:
-            prompt = renderer.render(before, restored=restored, clock=0.0, kwargs={})
+            prompt = renderer.render(before, restored=restored, clock=imported.clock, kwargs={})
             sampled = renderer.encode_answer(messages[index], before)
         except TemplateError as error:
             raise InputError(f"{imported.name}: messages[{index}] cannot be rendered: {error}") from error

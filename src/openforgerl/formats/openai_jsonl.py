@@ -14,12 +14,18 @@ import msgspec
 
 from openforgerl.errors import WireError
 from openforgerl.formats.files import LineFile, json_lines
-from openforgerl.formats.importing import Imported
+from openforgerl.formats.importing import Imported, as_imported
 from openforgerl.formats.records import AttemptRecord, Decode, Report, Tally
 from openforgerl.formats.turns import RowTurns, row_turns
 from openforgerl.rendering.shapes import tool_form
 from openforgerl.types import Image, JsonValue, Message, Role, ToolCall
 from openforgerl.wire.chat import ChatDialect
+
+_TOLD_OTHERWISE = frozenset({"functions", "function_call", "system", "prompt", "completion"})
+"""Keys beside `messages` and `tools` that say what the model saw or answered in lines of other kinds."""
+
+_DROPPED = ("refusal", "function_call", "audio")
+"""Fields of an assistant message that our dialect knows, and no answer of ours has."""
 
 
 class OpenAiJsonl:
@@ -63,9 +69,10 @@ class OpenAiJsonl:
 def read_openai_jsonl(path: Path) -> list[Imported]:
     """The conversations of a file of such lines. InputError naming the line and field that cannot be taken."""
     found: list[Imported] = []
+    clock = path.stat().st_mtime
 
     def take(line: bytes) -> None:
-        row = msgspec.json.decode(line)
+        row: Any = msgspec.json.decode(line)
         if not isinstance(row, dict):
             raise ValueError("the line is no JSON object")
         try:
@@ -77,8 +84,12 @@ def read_openai_jsonl(path: Path) -> list[Imported]:
         conversation = request.conversation
         weights = _weights(row["messages"])
         places = [at for at, message in enumerate(conversation.messages) if message.role is Role.ASSISTANT]
-        trains = frozenset(at for at, weight in zip(places, weights, strict=True) if weight)
-        found.append(Imported(name=f"{path}:{len(found) + 1}", conversation=conversation, trains=trains))
+        trains = [at for at, weight in zip(places, weights, strict=True) if weight]
+        dropped = [f"messages[].{name}" for name in _DROPPED if any(message.get(name) for message in row["messages"])]
+        unlisted = [*request.unlisted, *dropped, *sorted(row.keys() & _TOLD_OTHERWISE)]
+        unread = [f"{name} is not read" for name in unlisted]
+        name = f"{path}:{len(found) + 1}"
+        found.append(as_imported(name, conversation, trains, clock=clock, notes=[*request.warnings, *unread]))
 
     json_lines(path, take)
     return found

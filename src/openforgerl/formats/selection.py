@@ -20,6 +20,8 @@ class Selection:
         self._only_passed = only_passed
         self.left_out: Counter[str] = Counter()
         """Why attempts are not among the records → how many."""
+        self.without_samples: list[str] = []
+        """Graded attempts without samples, by id."""
 
     async def records(self) -> AsyncGenerator[AttemptRecord]:
         """The selected attempts in order of planning. Failures have no reward and are never among them.
@@ -59,6 +61,7 @@ class Selection:
         samples = (await self._store.samples([attempt.attempt_id])).get(attempt.attempt_id)
         if samples is None:
             self.left_out["graded without samples"] += 1
+            self.without_samples.append(attempt.attempt_id)
             return None
         calls = await self._store.calls(attempt.attempt_id)
         return AttemptRecord(rollout=rollout, attempt=attempt, verdict=outcome, calls=tuple(calls), samples=samples)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from openforgerl.conversation import same_message
+from openforgerl.errors import StoreError
 from openforgerl.types import Conversation, ModelCall, Role, Sample
 
 
@@ -35,9 +36,16 @@ class RowTurns(msgspec.Struct, frozen=True, kw_only=True):
 def row_turns(sample: Sample, calls: Mapping[str, ModelCall]) -> RowTurns | None:
     """The conversation that ends in the row's last call; None when that call has no answer (cut before any text).
 
-    `calls` by id. The row's id names its last call.
+    `calls` by id. The row's id names its last call. Raises StoreError when a call of the row is not among them.
     """
-    leaf = calls[sample.sample_id.rpartition("/")[2]]
+    leaf_id = sample.sample_id.rpartition("/")[2]
+    missing = {leaf_id, *(span.call_id for span in sample.spans)} - calls.keys()
+    if missing:
+        raise StoreError(
+            f"sample {sample.sample_id} is made of call {min(missing)}, which the run does not hold: it is damaged "
+            "(openforgerl audit says what else is)"
+        )
+    leaf = calls[leaf_id]
     if leaf.answer is None:
         return None
     messages = (*leaf.conversation.messages, leaf.answer)

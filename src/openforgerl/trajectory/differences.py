@@ -29,8 +29,10 @@ Cause = Literal[
     "thought_stripped_by_template",
     "turn_not_restored",
     "template",
+    "sampling_changed",
 ]
-"""What broke a prefix: what the harness did, and then the three that the chat template did."""
+"""What broke a prefix: what the harness did, and then the three that the chat template did. The last breaks none: in
+a replay the harness asked for another sampling."""
 
 _AROUND = 16
 _SHOWN = 48

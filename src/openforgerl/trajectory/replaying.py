@@ -13,7 +13,7 @@ import msgspec
 
 from openforgerl.conversation import plain_call_id
 from openforgerl.trajectory.differences import Difference, first_difference
-from openforgerl.types import Conversation, Message, ModelCall
+from openforgerl.types import Conversation, JsonValue, Message, ModelCall
 
 
 class Record:
@@ -97,7 +97,7 @@ def _compared(call: ModelCall, theirs: ModelCall | None, fork: int | None) -> Re
         return ReplayedCall(index=call.index, thread=call.thread, recorded=recorded, state="live")
     if theirs is None:
         return ReplayedCall(index=call.index, thread=call.thread, recorded=None, state="not_in_record")
-    difference = request_difference(theirs.conversation, call.conversation)
+    difference = request_difference(theirs.conversation, call.conversation) or _asked_difference(theirs, call)
     return ReplayedCall(
         index=call.index,
         thread=call.thread,
@@ -116,6 +116,19 @@ def request_difference(recorded: Conversation, now: Conversation) -> Difference 
         new = right.messages[len(left.messages)]
         return Difference(cause="history_edited", where=f"messages[{len(left.messages)}]", now=new.text[:48])
     return found
+
+
+def _asked_difference(recorded: ModelCall, now: ModelCall) -> Difference | None:
+    """The first sampling field that the harness writes otherwise; None when it asks as it did."""
+    for name in sorted({*recorded.sampling_asked, *now.sampling_asked}):
+        then, again = recorded.sampling_asked.get(name), now.sampling_asked.get(name)
+        if then != again:
+            return Difference(cause="sampling_changed", where=name, before=_short(then), now=_short(again))
+    return None
+
+
+def _short(value: JsonValue) -> str:
+    return "" if value is None else msgspec.json.encode(value).decode()[:48]
 
 
 def _with_plain_ids(conversation: Conversation) -> Conversation:
