@@ -95,3 +95,26 @@ def test_after_a_fork_nothing_is_compared_or_missed(fork: int, states: list[str]
     found = compare_sessions(world.calls, [renamed(call) for call in world.calls[:3]], fork=fork)
     assert [call.state for call in found.calls] == states
     assert found.diverged == (fork == 9)  # call 3 was to be asked for again
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "before", "now"),
+    [
+        ({"sampling_asked": {"temperature": 0.1}}, "temperature", "", "0.1"),
+        ({"sampling_asked": {"stop": ["a"]}}, "stop", "", '["a"]'),
+        ({"request": {"tool_choice": "required"}}, "tool_choice", "", '"required"'),
+        ({"request": {"model": "other", "metadata": {"id": 7}}}, None, "", ""),
+    ],
+)
+def test_what_a_request_asks_of_the_sampler_is_compared(
+    changes: dict[str, object], where: str | None, before: str, now: str
+) -> None:
+    world = play(1, [World.turn])
+    changed = [renamed(call, **changes) for call in world.calls]
+    for call in compare_sessions(world.calls, changed).calls:
+        if where is None:
+            assert call.state == "same"
+        else:
+            assert call.difference is not None and call.state == "diverged"
+            assert (call.difference.where, call.difference.before, call.difference.now) == (where, before, now)
+    assert world.calls

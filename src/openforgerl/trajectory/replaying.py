@@ -118,13 +118,23 @@ def request_difference(recorded: Conversation, now: Conversation) -> Difference 
     return found
 
 
+_CHOICE = ("tool_choice", "toolConfig", "tool_config", "parallel_tool_calls")
+"""What a body says of the tools that may be called, in all dialects."""
+
+
 def _asked_difference(recorded: ModelCall, now: ModelCall) -> Difference | None:
-    """The first sampling field that the harness writes otherwise; None when it asks as it did."""
-    for name in sorted({*recorded.sampling_asked, *now.sampling_asked}):
-        then, again = recorded.sampling_asked.get(name), now.sampling_asked.get(name)
+    """The first sampling field or choice of tools that the harness writes otherwise; None when it asks as it did."""
+    before, after = _asked(recorded), _asked(now)
+    for name in sorted(before.keys() | after.keys()):
+        then, again = before.get(name), after.get(name)
         if then != again:
             return Difference(cause="sampling_changed", where=name, before=_short(then), now=_short(again))
     return None
+
+
+def _asked(call: ModelCall) -> dict[str, JsonValue]:
+    body: dict[str, JsonValue] = call.request if isinstance(call.request, dict) else {}
+    return {**call.sampling_asked, **{name: body[name] for name in _CHOICE if name in body}}
 
 
 def _short(value: JsonValue) -> str:
