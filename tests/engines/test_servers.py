@@ -350,6 +350,38 @@ async def test_a_replica_that_fails_and_says_that_it_is_ill_is_left_alone() -> N
         assert not servers[0].bodies
 
 
+async def test_a_replica_that_may_still_answer_gets_no_weights_and_one_that_may_stand_still_no_prompts(
+    tmp_path: Path,
+) -> None:
+    servers = [FakeServer(), FakeServer()]
+    async with engine(*servers) as opened:
+
+        async def update(version: int) -> None:
+            await opened.pause()
+            await opened.load(tmp_path, version)
+            await opened.resume()
+            for server in servers:
+                server.bodies.clear()
+            for session in sessions_of(*servers):
+                assert await ask(opened, PROMPT, session) == continuation(PROMPT, 8, weights=version)
+
+        servers[0].update_fails_at = "/pause"  # its last answers took too long
+        await update(1)
+        assert servers[0].weights == 0 and not servers[0].bodies
+        servers[0].update_fails_at, servers[0].weights = "", 1  # as if it had missed nothing
+        await update(2)
+        assert [len(server.bodies) for server in servers] == [4, 4]
+        servers[0].update_fails_at = "/resume"
+        await update(3)
+        assert servers[0].weights == 3 and not servers[0].bodies
+        await asyncio.sleep(3 * QUICK.retry_seconds)
+        assert await ask(opened, PROMPT, sessions_of(*servers)[0]) == continuation(PROMPT, 8, weights=3)
+        assert not servers[0].bodies  # nor later, by itself
+        servers[0].update_fails_at = ""
+        await update(4)
+        assert [len(server.bodies) for server in servers] == [4, 4]
+
+
 async def test_an_answer_ended_from_outside_before_its_first_id_waits_and_marks_nobody() -> None:
     """A weight update of somebody else's: what was waiting is ended, and comes again until it is over."""
     servers = [FakeServer(aborts_after=0), FakeServer(aborts_after=0)]

@@ -29,7 +29,7 @@ from openforgerl.engines.server_api import (
     check_prompt,
 )
 from openforgerl.engines.server_probe import Served, glance, probe
-from openforgerl.engines.server_replicas import Replica, Replicas
+from openforgerl.engines.server_replicas import NO_VERSION, Replica, Replicas
 from openforgerl.errors import ConfigError, EngineError, EngineOverloaded, InputError
 from openforgerl.protocols import Renderer
 from openforgerl.types import Chunk, FinishReason, Prompt, Sampling
@@ -76,6 +76,8 @@ class ServerEngine:
         self._headers = _headers(options)
         self._http: aiohttp.ClientSession | None = None
         self._open = asyncio.Event()
+        self._running: set[str] = set()
+        """Addresses of replicas that did not say that they stand still, in a weight update."""
         self._open.set()
 
     @classmethod
@@ -267,8 +269,10 @@ class ServerEngine:
     async def pause(self) -> None:
         """Let nothing new start, and what runs end."""
         self._open.clear()
+        self._running.clear()
         for replica in self._replicas.all:
-            await self._do(replica, self.api.pausing())
+            if not await self._do(replica, self.api.pausing()):
+                self._running.add(replica.url)
 
     async def load(self, weights: Path | Mapping[str, object], version: int) -> None:
         """Give every replica the model directory `weights`, which they must be able to read under that path.
@@ -283,16 +287,19 @@ class ServerEngine:
         self._replicas.version = version
 
     async def _load(self, replica: Replica, weights: Path, version: int) -> bool:
-        if not await self._do(replica, self.api.loading(weights, version)):
+        # One that may still answer would go on under other weights; it keeps its own and is not asked meanwhile.
+        if replica.url in self._running or not await self._do(replica, self.api.loading(weights, version)):
             return False
         replica.version = version
         self._replicas.answered(replica)
         return True
 
     async def resume(self) -> None:
-        """Answer again."""
+        """Answer again. A replica that may still be paused would hold what it is sent: it waits for the next update."""
+        self._running.clear()
         for replica in self._replicas.all:
-            await self._do(replica, self.api.resuming())
+            if not await self._do(replica, self.api.resuming()):
+                replica.version = NO_VERSION
         self._open.set()
 
     async def close(self) -> None:

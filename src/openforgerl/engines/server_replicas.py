@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+NO_VERSION = -1
+"""Of a replica that is not asked until a weight update has reached it."""
+
 
 @dataclass(slots=True)
 class Replica:

@@ -72,6 +72,8 @@ class FakeServer:
     reads: Callable[[list[int]], list[int] | None] = list
     """The prompt with images as it read it, of the prompt as it should; None: it does not say."""
     takes_weights: bool = True
+    update_fails_at: str = ""
+    """Path of a weight update's request that fails."""
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     updates: list[str] = field(default_factory=list[str])
     left: int = 0
@@ -173,6 +175,8 @@ class FakeServer:
 
     async def update(self, request: web.Request) -> web.Response:
         self.updates.append(str(request.rel_url))
+        if request.path == self.update_fails_at:
+            return web.json_response({"detail": "Timed out"}, status=500)
         if not self.takes_weights:
             return web.json_response({"detail": "Not Found"}, status=404)
         if request.path in ("/collective_rpc", "/update_weights_from_disk"):
